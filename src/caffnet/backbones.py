@@ -1,0 +1,140 @@
+"""The networks of the paper. They know nothing of constraints."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class FeedForward(nn.Sequential):
+    """A ReLU network ``(..., n_in) -> (..., n_out)``; the paper's has three hidden layers of 200.
+
+    Args:
+        n_in: number of inputs.
+        n_out: number of outputs.
+        hidden: width of each hidden layer.
+        layers: number of hidden layers.
+        batch_norm: normalise after each hidden linear map (inputs must then be ``(batch, n_in)``).
+        dropout: drop this share after each ReLU.
+
+    Weights start Xavier-normal, biases as `nn.Linear` leaves them.
+
+    >>> FeedForward(3, 5)(torch.zeros(7, 3)).shape
+    torch.Size([7, 5])
+    """
+
+    def __init__(
+        self,
+        n_in: int,
+        n_out: int,
+        hidden: int = 200,
+        layers: int = 3,
+        *,
+        batch_norm: bool = False,
+        dropout: float = 0.0,
+    ):
+        parts: list[nn.Module] = []
+        width = n_in
+        for _ in range(layers):
+            parts.append(nn.Linear(width, hidden))
+            if batch_norm:
+                parts.append(nn.BatchNorm1d(hidden))
+            parts.append(nn.ReLU())
+            if dropout:
+                parts.append(nn.Dropout(dropout))
+            width = hidden
+        super().__init__(*parts, nn.Linear(width, n_out))
+        for module in self:
+            if isinstance(module, nn.Linear):
+                nn.init.xavier_normal_(module.weight)
+
+
+class Transformer(nn.Module):
+    """A transformer encoder; the paper's has one post-norm block, three heads of size 40 and a width of 120.
+
+    In the paper the whole input is *one* token, so the attention weights are 1 and the block is a residual network.
+    With ``tokens=True`` the input is a real sequence ``(..., T, n_in)``; the tokens are averaged after the last block.
+
+    Args:
+        n_in: number of inputs (per token).
+        n_out: number of outputs.
+        width: size of a token inside the network.
+        heads: attention heads.
+        feedforward: width of the block's feed-forward part.
+        layers: number of blocks.
+        dropout: dropout inside the blocks.
+        tokens: read sequences instead of single vectors.
+        positions: with ``tokens``, learn a position code for sequences of up to this length.
+
+    Weights start Xavier-normal, biases at zero.
+
+    >>> Transformer(3, 5)(torch.zeros(7, 3)).shape
+    torch.Size([7, 5])
+    >>> Transformer(3, 5, tokens=True, positions=16)(torch.zeros(7, 10, 3)).shape
+    torch.Size([7, 5])
+    """
+
+    def __init__(
+        self,
+        n_in: int,
+        n_out: int,
+        width: int = 120,
+        heads: int = 3,
+        feedforward: int = 120,
+        layers: int = 1,
+        *,
+        dropout: float = 0.0,
+        tokens: bool = False,
+        positions: int | None = None,
+    ):
+        super().__init__()
+        if width % heads:
+            raise ValueError(f"width must be a multiple of heads, got width={width} and heads={heads}.")
+        if positions is not None and not tokens:
+            raise ValueError("positions= is for sequences: pass tokens=True as well.")
+        self.shape = (n_in, n_out, width, heads, feedforward, layers, dropout)
+        self.tokens = tokens
+        self.embed = nn.Linear(n_in, width)
+        self.position = None if positions is None else nn.Parameter(torch.zeros(positions, width))
+        self.blocks = nn.ModuleList(
+            nn.TransformerEncoderLayer(width, heads, feedforward, dropout, batch_first=True) for _ in range(layers)
+        )
+        self.head = nn.Linear(width, n_out)
+        for name, parameter in self.named_parameters():
+            if name.endswith("bias"):
+                nn.init.zeros_(parameter)
+            elif parameter.ndim == 2 and name != "position":
+                nn.init.xavier_normal_(parameter)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """From ``(..., n_in)``, or ``(..., T, n_in)`` with tokens, to ``(..., n_out)``."""
+        sequence = x if self.tokens else x.unsqueeze(-2)
+        h = self.embed(sequence)
+        length = h.shape[-2]
+        if self.position is not None:
+            if length > len(self.position):
+                raise ValueError(f"The sequence has {length} tokens, positions were made for {len(self.position)}.")
+            h = h + self.position[:length]
+        batch = h.shape[:-2]
+        h = h.reshape(-1, *h.shape[-2:])  # attention takes one batch axis
+        for block in self.blocks:
+            h = block(h)
+        return self.head(h.mean(-2)).reshape(*batch, -1)
+
+    def twin(self, n_out: int | None = None) -> Transformer:
+        """A second network that shares this one's embedding: the paper's null-space head."""
+        n_in, mine, width, heads, feedforward, layers, dropout = self.shape
+        positions = None if self.position is None else len(self.position)
+        other = Transformer(
+            n_in,
+            mine if n_out is None else n_out,
+            width,
+            heads,
+            feedforward,
+            layers,
+            dropout=dropout,
+            tokens=self.tokens,
+            positions=positions,
+        )
+        other.embed, other.position = self.embed, self.position
+        return other

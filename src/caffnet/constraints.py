@@ -1,0 +1,389 @@
+"""What must hold: the set ``S = {y : lower <= A y <= upper}``.
+
+One canonical form says everything: an equality has ``lower == upper``, a one-sided row has an infinite side, a box
+is ``A = I``. A set is plain immutable data. It may carry leading batch axes (one set per sample), and an
+input-dependent constraint is any function ``x -> AffineSet``.
+
+Nothing here knows how a point of the set is found; what is enforced is measured by the same object.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from caffnet import tolerance
+from caffnet.errors import ConstraintError, DtypeError
+
+ArrayLike: TypeAlias = Tensor | np.ndarray | Sequence[Any] | float | int
+
+# Which sides of a row can bind. Known from the constructor, not from the numbers, so that it is still known while
+# a graph is traced.
+EQUAL, UPPER, LOWER, BOTH, FREE = "=", "<=", ">=", "<= >=", "free"
+
+
+class AffineSet:
+    r"""The affine set $\{y \in \mathbb{R}^n : lower \le A y \le upper\}$.
+
+    Args:
+        A: the rows, ``(..., m, n)``.
+        lower: lower bounds, ``(..., m)`` or a scalar; ``None`` or ``-inf`` means no bound.
+        upper: upper bounds, ``(..., m)`` or a scalar; ``None`` or ``+inf`` means no bound.
+        names: one label per row, used in every message.
+
+    Tensors, numpy arrays, nested lists and scalars are accepted. Tensors and floating-point arrays keep their number
+    type (and tensors their gradient); lists, scalars and integers take the type of whatever they meet.
+
+    >>> s = AffineSet.inequality([[1.0, 1.0]], [1.0], names=["total"]) & AffineSet.box(0.0, 1.0, dim=2)
+    >>> s
+    AffineSet(3 rows in R^2)
+    >>> s.violation(torch.tensor([1.0, 0.5]))
+    tensor([0.5000, 0.0000, 0.0000])
+    """
+
+    def __init__(
+        self,
+        A: ArrayLike,
+        lower: ArrayLike | None = None,
+        upper: ArrayLike | None = None,
+        names: Sequence[str] | None = None,
+    ):
+        parts, weak = _as_tensors(A=A, lower=lower, upper=upper)
+        rows = parts["A"]
+        if rows is None or rows.ndim < 2:
+            shape = None if rows is None else tuple(rows.shape)
+            raise ConstraintError(f"A must have shape (..., m, n), got {shape}. A single row a is written [a].")
+        bounds = [_bound(parts[side], rows, side) for side in ("lower", "upper")]
+        self._fill(rows, bounds[0], bounds[1], names, None, weak)
+
+    def _fill(
+        self,
+        A: Tensor,
+        lower: Tensor,
+        upper: Tensor,
+        names: Sequence[str] | None,
+        sides: tuple[str, ...] | None,
+        weak: bool,
+    ) -> None:
+        m = A.shape[-2]
+        if names is not None and len(names) != m:
+            raise ConstraintError(f"names must label each of the {m} rows, got {len(names)} names.")
+        self._A, self._lower, self._upper = A, lower, upper
+        self._names = None if names is None else tuple(str(name) for name in names)
+        self._sides = _inspect_sides(lower, upper) if sides is None else sides
+        self._weak = weak
+
+    @classmethod
+    def _build(
+        cls,
+        A: Tensor,
+        lower: Tensor,
+        upper: Tensor,
+        names: Sequence[str] | None,
+        sides: tuple[str, ...] | None,
+        weak: bool,
+    ) -> AffineSet:
+        """From tensors already checked."""
+        built = cls.__new__(cls)
+        built._fill(A, lower, upper, names, sides, weak)
+        return built
+
+    @classmethod
+    def inequality(cls, A: ArrayLike, b: ArrayLike, names: Sequence[str] | None = None) -> AffineSet:
+        r"""$\{y : A y \le b\}$, with A ``(..., m, n)`` and b ``(..., m)``."""
+        whole = cls(A, None, b, names)
+        sides = (UPPER,) * whole.m
+        return cls._build(whole.A, whole.lower, whole.upper, names, sides, whole._weak)
+
+    @classmethod
+    def equality(cls, C: ArrayLike, d: ArrayLike, names: Sequence[str] | None = None) -> AffineSet:
+        r"""$\{y : C y = d\}$, with C ``(..., m, n)`` and d ``(..., m)``. Each equality stays one row."""
+        whole = cls(C, None, d, names)
+        sides = (EQUAL,) * whole.m
+        return cls._build(whole.A, whole.upper, whole.upper, names, sides, whole._weak)
+
+    @classmethod
+    def box(
+        cls,
+        lower: ArrayLike | None = None,
+        upper: ArrayLike | None = None,
+        dim: int | None = None,
+        names: Sequence[str] | None = None,
+    ) -> AffineSet:
+        r"""$\{y : lower \le y \le upper\}$; ``dim`` is needed when both bounds are scalars."""
+        parts, weak = _as_tensors(lower=lower, upper=upper)
+        given = [bound for bound in parts.values() if bound is not None]
+        if not given:
+            raise ConstraintError("A box needs a lower or an upper bound, got neither.")
+        sizes = {bound.shape[-1] for bound in given if bound.ndim}
+        if dim is not None:
+            sizes.add(dim)
+        if len(sizes) != 1:
+            hint = "write box(lower, upper, dim=n)" if not sizes else f"the sizes {sorted(sizes)} disagree"
+            raise ConstraintError(f"A box must have one number of outputs: {hint}.")
+        A = torch.eye(sizes.pop(), dtype=given[0].dtype, device=given[0].device)
+        bounds = [_bound(parts[side], A, side) for side in ("lower", "upper")]
+        return cls._build(A, bounds[0], bounds[1], names, None, weak)
+
+    @classmethod
+    def from_parts(
+        cls, A: Tensor, lower: Tensor, upper: Tensor, labels: Sequence[str] | None, sides: tuple[str, ...]
+    ) -> AffineSet:
+        """Put a set together again from its `A`, `lower`, `upper`, `labels` and `sides`."""
+        return cls._build(A, lower, upper, labels, sides, weak=False)
+
+    # ------------------------------------------------------------------------------------------------ what it is
+
+    @property
+    def A(self) -> Tensor:
+        """The rows, ``(..., m, n)``."""
+        return self._A
+
+    @property
+    def lower(self) -> Tensor:
+        """Lower bounds, ``(..., m)``, ``-inf`` where there is none."""
+        return self._lower
+
+    @property
+    def upper(self) -> Tensor:
+        """Upper bounds, ``(..., m)``, ``+inf`` where there is none."""
+        return self._upper
+
+    @property
+    def m(self) -> int:
+        """The number of rows."""
+        return self._A.shape[-2]
+
+    @property
+    def n(self) -> int:
+        """The number of outputs."""
+        return self._A.shape[-1]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The number type of the data."""
+        return self._A.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the data are."""
+        return self._A.device
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        """The leading axes: one set per index. Empty for a set that all samples share."""
+        return torch.broadcast_shapes(self._A.shape[:-2], self._lower.shape[:-1], self._upper.shape[:-1])
+
+    @property
+    def sides(self) -> tuple[str, ...]:
+        """For each row which sides can bind: ``"="``, ``"<="``, ``">="``, ``"<= >="`` or ``"free"``."""
+        return self._sides
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The label of each row; ``row 0``, ``row 1``, ... where none was given."""
+        return self._names or tuple(f"row {i}" for i in range(self.m))
+
+    @property
+    def labels(self) -> tuple[str, ...] | None:
+        """The names the user gave, if any."""
+        return self._names
+
+    @property
+    def weak(self) -> bool:
+        """Whether the number type was assumed, not given: lists, scalars and integers take any type."""
+        return self._weak
+
+    def __repr__(self) -> str:
+        batch = f", batch {tuple(self.batch_shape)}" if self.batch_shape else ""
+        return f"AffineSet({self.m} rows in R^{self.n}{batch})"
+
+    # ------------------------------------------------------------------------------------------------ new from old
+
+    def __and__(self, other: AffineSet) -> AffineSet:
+        """The intersection: the rows of both, batch axes broadcast."""
+        if not isinstance(other, AffineSet):
+            return NotImplemented
+        if self.n != other.n:
+            raise ConstraintError(f"Both sets of `&` must have the same outputs, got n={self.n} and n={other.n}.")
+        first, second = _meet(self, other)
+        batch = torch.broadcast_shapes(first.A.shape[:-2], second.A.shape[:-2])
+        A = torch.cat([s.A.expand(*batch, s.m, s.n) for s in (first, second)], -2)
+        lower, upper = (_stack_bounds(a, b) for a, b in ((first.lower, second.lower), (first.upper, second.upper)))
+        named = self._names is not None or other._names is not None
+        names = self.names + other.names if named else None
+        weak = self._weak and other._weak
+        return self._build(A, lower, upper, names, self.sides + other.sides, weak)
+
+    def to(self, *args: Any, **kwargs: Any) -> AffineSet:
+        """The same set with another dtype or on another device; arguments as in ``torch.Tensor.to``."""
+        A, lower, upper = (t.to(*args, **kwargs) for t in (self._A, self._lower, self._upper))
+        return self._build(A, lower, upper, self._names, self._sides, self._weak and A.dtype == self.dtype)
+
+    def __getitem__(self, index: Any) -> AffineSet:
+        """The sets at these places of the batch; a tensor that the whole batch shares stays shared."""
+        batch = self.batch_shape
+        if not batch:
+            raise ConstraintError("This set has no batch axes to index.")
+
+        def pick(t: Tensor, core: int) -> Tensor:
+            shared = t.ndim == core
+            return t if shared else t.expand(*batch, *t.shape[t.ndim - core :])[index]
+
+        A, lower, upper = pick(self._A, 2), pick(self._lower, 1), pick(self._upper, 1)
+        return self._build(A, lower, upper, self._names, self._sides, self._weak)
+
+    # ------------------------------------------------------------------------------------------------ measuring
+
+    def violation(self, y: ArrayLike) -> Tensor:
+        r"""How far each row is broken, $\max(A y - upper,\; lower - A y,\; 0)$, ``(..., m)``, in the user's units."""
+        here, point = self._facing(y)
+        value = (here.A @ point.unsqueeze(-1)).squeeze(-1)
+        return torch.maximum(value - here.upper, here.lower - value).clamp_min(0)
+
+    def contains(self, y: ArrayLike) -> Tensor:
+        """Whether `y` is in the set up to rounding, ``(...)``: within the tolerance that the layer promises."""
+        here, point = self._facing(y)
+        finite = [torch.where(b.isfinite(), b.abs(), 0.0) for b in (here.lower, here.upper)]
+        row = here.A.abs().sum(-1)  # |a_i|_1
+        size = 2 * row * point.abs().amax(-1, keepdim=True) if self.n else 0 * row
+        allowed = tolerance.feasibility(here.dtype, self.n) * (size + torch.maximum(*finite))
+        return (here.violation(point) <= allowed + tolerance.underflow(here.dtype)).all(-1)
+
+    def _facing(self, y: ArrayLike) -> tuple[AffineSet, Tensor]:
+        """The set and the point in one number type."""
+        point = y if isinstance(y, Tensor) else torch.as_tensor(np.asarray(y), dtype=self.dtype, device=self.device)
+        if point.ndim == 0 or point.shape[-1] != self.n:
+            raise ConstraintError(f"y must have shape (..., {self.n}), got {tuple(point.shape)}.")
+        if not point.is_floating_point():
+            raise DtypeError(f"y is {point.dtype}; a point needs float32 or float64: write y.to({self.dtype}).")
+        return self.like(point, "y"), point
+
+    def like(self, point: Tensor, name: str) -> AffineSet:
+        """This set in the number type and on the device of `point`, if that needs no rounding the user did not ask for.
+
+        A set written in lists and scalars takes any type; data that came with a type are never cast behind the
+        user's back.
+        """
+        if point.device != self.device:
+            if not self._weak:
+                raise ConstraintError(
+                    f"{name} is on {point.device}, the constraints are on {self.device}: write set.to({name}.device)."
+                )
+            return self.to(point.device).like(point, name)
+        if point.dtype == self.dtype:
+            return self
+        if point.dtype not in (torch.float32, torch.float64):
+            raise DtypeError(
+                f"{name} is {point.dtype}; the layer works in float32 or float64: write {name}.float() "
+                "(and keep the layer outside of half-precision code)."
+            )
+        if not self._weak:
+            raise DtypeError(
+                f"{name} is {point.dtype}, the constraints are {self.dtype}: write set.to({point.dtype}) "
+                f"or {name}.to({self.dtype})."
+            )
+        return self.to(point.dtype)
+
+
+# ---------------------------------------------------------------------------------------------------- reading input
+
+
+def _as_tensors(**given: ArrayLike | None) -> tuple[dict[str, Tensor | None], bool]:
+    """All arguments as tensors of one floating type, and whether that type was merely assumed ("weak")."""
+    tensors: dict[str, Tensor | None] = {}
+    strong: dict[str, torch.dtype] = {}
+    for name, value in given.items():
+        if value is None:
+            tensors[name] = None
+            continue
+        typed = isinstance(value, Tensor | np.ndarray)
+        try:
+            tensor = value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
+        except (TypeError, ValueError) as error:
+            raise ConstraintError(f"{name} cannot be read as an array of numbers: {error}") from None
+        if tensor.is_complex() or tensor.dtype in (torch.float16, torch.bfloat16):
+            raise DtypeError(f"{name} is {tensor.dtype}; constraints need float32 or float64: write {name}.float().")
+        tensors[name] = tensor
+        if typed and tensor.is_floating_point():
+            strong[name] = tensor.dtype
+    if len(set(strong.values())) > 1:
+        types = ", ".join(f"{name} is {dtype}" for name, dtype in strong.items())
+        raise DtypeError(f"All parts of a constraint must share one number type, got {types}.")
+    dtype = next(iter(strong.values()), torch.float64)
+    devices = {t.device for t in tensors.values() if t is not None and t.ndim}
+    if len(devices) > 1:
+        raise ConstraintError(f"All parts of a constraint must be on one device, got {sorted(map(str, devices))}.")
+    device = next(iter(devices), None)
+    return {k: None if t is None else t.to(dtype=dtype, device=device) for k, t in tensors.items()}, not strong
+
+
+def _bound(bound: Tensor | None, A: Tensor, side: str) -> Tensor:
+    """A bound as ``(..., m)``; a scalar is repeated for every row, a missing one is infinite."""
+    m = A.shape[-2]
+    if bound is None:
+        return A.new_full((m,), -math.inf if side == "lower" else math.inf)
+    if bound.ndim == 0:
+        return bound.expand(m)
+    if bound.shape[-1] != m:
+        raise ConstraintError(
+            f"The {side} bound must have shape (..., {m}), one entry for each row of A {tuple(A.shape)}, "
+            f"got {tuple(bound.shape)}. A trailing axis of size 1 is removed with .squeeze(-1)."
+        )
+    batch, axes = bound.shape[:-1], A.shape[:-2]
+    if axes and len(batch) > len(axes):
+        raise ConstraintError(
+            f"The {side} bound {tuple(bound.shape)} has more batch axes than A {tuple(A.shape)}: "
+            "give A the same leading axes (A.unsqueeze or A.expand) if that is meant."
+        )
+    try:
+        torch.broadcast_shapes(batch, axes)
+    except RuntimeError:
+        raise ConstraintError(
+            f"The batch axes of the {side} bound {tuple(bound.shape)} and of A {tuple(A.shape)} do not broadcast."
+        ) from None
+    return bound
+
+
+def _inspect_sides(lower: Tensor, upper: Tensor) -> tuple[str, ...]:
+    """Which sides bind in at least one sample; all of them while the numbers cannot be looked at."""
+    m = lower.shape[-1]
+    if torch.compiler.is_compiling() or not all(has_numbers(t) for t in (lower, upper)):
+        return (BOTH,) * m
+    with torch.no_grad():
+        lower, upper = (torch.atleast_2d(t) for t in torch.broadcast_tensors(lower, upper))
+        axes = tuple(range(lower.ndim - 1))
+        below = ~(lower == -math.inf).all(axes)
+        above = ~(upper == math.inf).all(axes)
+        # An equal infinite pair is no equality but a row that can never hold; it stays two-sided.
+        equal = ((lower == upper) & lower.isfinite()).all(axes)
+        code = torch.where(equal, 4, below.long() * 2 + above.long()).tolist()
+    return tuple((FREE, UPPER, LOWER, BOTH, EQUAL)[c] for c in code)
+
+
+def has_numbers(t: Tensor) -> bool:
+    """False for tensors that only stand for numbers: meta, fake (tracing) and batched (vmap) ones."""
+    if t.device.type == "meta" or type(t) not in (Tensor, torch.nn.Parameter, torch.nn.Buffer):
+        return False
+    return not torch._C._functorch.is_batchedtensor(t)
+
+
+def _meet(first: AffineSet, second: AffineSet) -> tuple[AffineSet, AffineSet]:
+    """Both sets in one number type; a merely assumed type gives way."""
+    if first.dtype == second.dtype:
+        return first, second
+    if first._weak:
+        return first.to(second.dtype), second
+    if second._weak:
+        return first, second.to(first.dtype)
+    raise DtypeError(f"Both sets of `&` must share one number type, got {first.dtype} and {second.dtype}.")
+
+
+def _stack_bounds(a: Tensor, b: Tensor) -> Tensor:
+    batch = torch.broadcast_shapes(a.shape[:-1], b.shape[:-1])
+    return torch.cat([a.expand(*batch, a.shape[-1]), b.expand(*batch, b.shape[-1])], -1)

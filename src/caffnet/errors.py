@@ -1,0 +1,41 @@
+"""What can go wrong, as types.
+
+Every error of the library is a ``ConstraintError``, which is a ``ValueError``: code that guards against bad
+values in general keeps working.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from caffnet.certificate import Conflict
+
+
+class ConstraintError(ValueError):
+    """A constraint set, or the data that meets it, is not what the library can work with."""
+
+
+class DtypeError(ConstraintError, TypeError):
+    """A tensor has a number type that cannot be used, or that does not match its partners."""
+
+
+class BudgetError(ConstraintError):
+    """A search would need more memory than its budget allows. Raised before anything is allocated."""
+
+
+class InfeasibleError(ConstraintError):
+    """No point satisfies the constraints of at least one sample.
+
+    Attributes:
+        samples: the batch indices of the infeasible samples, each a tuple of ints.
+        conflicts: one ``Conflict`` per sample: the rows that cannot hold together, with their multipliers.
+    """
+
+    def __init__(self, message: str, samples: list[tuple[int, ...]], conflicts: list[Conflict]):
+        super().__init__(message)
+        self.samples = samples
+        self.conflicts = conflicts
+
+    def __reduce__(self):
+        return type(self), (str(self), self.samples, self.conflicts)

@@ -1,0 +1,96 @@
+"""The CAffine layer: `project` as a module, with a fixed or an input-dependent constraint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from caffnet.constraints import AffineSet
+from caffnet.errors import ConstraintError
+from caffnet.preparation import Prepared, prepare
+from caffnet.projection import Projection, check_options, project
+
+Constraint: TypeAlias = AffineSet | Prepared | Callable[[Any], AffineSet | Prepared]
+
+
+class CAffine(nn.Module):
+    r"""Puts an output into the set: $y = P^*(f, w)$ of `project`, trainable end to end.
+
+    Args:
+        constraint: an `AffineSet` that holds for every input, or any function ``x -> AffineSet``.
+        **options: ``search, norm, strict, on_infeasible, gradient, budget``, as in `project`.
+
+    A fixed set is prepared once, its data are buffers: they are saved in the ``state_dict`` and move with ``.to()``.
+    A set written in plain lists takes torch's default number type, as the parameters of any module do.
+
+    >>> layer = CAffine(AffineSet.box(-1.0, 1.0, dim=2))
+    >>> layer(torch.tensor([[3.0, 0.5]]))
+    tensor([[1.0000, 0.5000]])
+    """
+
+    A: Tensor
+    lower: Tensor
+    upper: Tensor
+
+    def __init__(self, constraint: Constraint, **options: Any):
+        super().__init__()
+        check_options(**options)
+        self.options = options
+        #: While False and the module is in training mode, `f` passes unchanged (see `caffnet.training.WarmUp`).
+        self.enabled = True
+        self.constraint: Callable[[Any], AffineSet | Prepared] | None = None
+        self._prepared: Prepared | None = None
+        if isinstance(constraint, Prepared):
+            constraint = constraint.set
+        if isinstance(constraint, AffineSet):
+            fixed = constraint.to(torch.get_default_dtype()) if constraint.weak else constraint
+            self._rows = (constraint.sides, constraint.labels)
+            for name in ("A", "lower", "upper"):
+                self.register_buffer(name, getattr(fixed, name).detach().clone())
+            self.register_load_state_dict_post_hook(lambda module, _: module._prepare())
+            self._prepare()
+        elif callable(constraint):
+            self.constraint = constraint
+        else:
+            raise ConstraintError(
+                f"The constraint must be an AffineSet or a function x -> AffineSet, got {type(constraint).__name__}."
+            )
+
+    def forward(self, f: Tensor, w: Tensor | None = None, *, x: Any = None) -> Tensor:
+        """The constrained output ``(..., n)``, from raw output f, null-space vector w and the network's input x."""
+        if self.training and not self.enabled:
+            return f
+        return self.project(f, w, x=x).value
+
+    def project(self, f: Tensor, w: Tensor | None = None, *, x: Any = None) -> Projection:
+        """As `forward`, with the evidence: status, active rows, violation."""
+        return project(f, self.set_at(x), w, **self.options)
+
+    def set_at(self, x: Any = None) -> AffineSet | Prepared:
+        """The constraints that hold for the input `x`."""
+        if self._prepared is not None:
+            return self._prepared
+        if x is None:
+            raise ConstraintError("The constraint depends on the input: call layer(f, w, x=x).")
+        assert self.constraint is not None
+        return self.constraint(x)
+
+    def _prepare(self) -> None:
+        """Factorise the fixed set from its buffers, in their number type and on their device."""
+        sides, labels = self._rows
+        fixed = AffineSet.from_parts(self.A, self.lower, self.upper, labels, sides)
+        search, budget = self.options.get("search", "auto"), self.options.get("budget")
+        self._prepared = prepare(fixed, search, budget=budget)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> CAffine:
+        super()._apply(fn, recurse)
+        if self._prepared is not None:
+            self._prepare()  # not moved with the buffers: a factorisation in float32 is useless in float64
+        return self
+
+    def extra_repr(self) -> str:
+        what = "input-dependent" if self._prepared is None else repr(self._prepared)
+        return ", ".join([what, *(f"{name}={value!r}" for name, value in self.options.items())])

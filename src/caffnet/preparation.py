@@ -1,0 +1,101 @@
+"""What can be done before the outputs are known: choose the search, list the sub-constraints, factorise them.
+
+A set whose `A` all samples share is prepared once for the life of a layer. A set with one `A` per data point can be
+prepared once for the data and indexed in every epoch; this is the look-up table of the paper.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from caffnet.constraints import AffineSet
+from caffnet.errors import ConstraintError
+from caffnet.rows import scale_rows
+from caffnet.search import enumeration
+from caffnet.search.enumeration import Enumeration
+
+SEARCHES = ("auto", "full", "lite", "active")
+
+# `auto` enumerates while that is cheaper than a few active-set steps: multiply-adds per sample, measured on a CPU.
+# A shared A is factorised once, a per-sample A in every call.
+_CHEAP_SHARED, _CHEAP_PER_SAMPLE = 200_000, 20_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    """A set with its search made ready. Use it wherever an `AffineSet` is expected.
+
+    Attributes:
+        set: the set itself.
+        search: the search that will run: ``"full"``, ``"lite"`` or ``"active"``.
+        plan: the listed and factorised sub-constraints, or None for the active-set search.
+    """
+
+    set: AffineSet
+    search: str
+    plan: Enumeration | None
+
+    def __getitem__(self, index: Any) -> Prepared:
+        """The prepared sets at these places of the batch."""
+        place = torch.arange(self.set.batch_shape.numel(), device=self.set.device)
+        place = place.reshape(self.set.batch_shape)[index]
+        return Prepared(self.set[index], self.search, self.plan.take(place.reshape(-1)) if self.plan else None)
+
+    def __repr__(self) -> str:
+        count = "" if self.plan is None else f", {len(self.plan.table)} sub-constraints"
+        return f"Prepared({self.set}, search={self.search!r}{count})"
+
+
+def prepare(set: AffineSet, search: str = "auto", *, budget: int | None = None) -> Prepared:
+    """Make a set ready for many projections.
+
+    Args:
+        set: the constraints; with batch axes on `A`, one problem per index is prepared.
+        search: as in `project`.
+        budget: bytes of memory that the search may use; 256 MiB if None.
+
+    Returns:
+        A `Prepared` set. Its `search` says what ``"auto"`` has chosen.
+
+    Raises:
+        BudgetError: if the sub-constraints of ``"full"`` or ``"lite"`` cannot be listed within the budget.
+
+    >>> prepare(AffineSet.box(0.0, 1.0, dim=3))
+    Prepared(AffineSet(3 rows in R^3), search='full', 26 sub-constraints)
+    """
+    return prepare_search(set, search, enumeration.DEFAULT_BUDGET if budget is None else budget, tracing=False)
+
+
+def prepare_search(set: AffineSet, search: str, budget: int, tracing: bool) -> Prepared:
+    """`prepare`, also while a graph is traced and no number can be looked at."""
+    if search not in SEARCHES:
+        raise ConstraintError(f"search must be one of {', '.join(SEARCHES)}, got {search!r}.")
+    if search == "active":
+        return Prepared(set, "active", None)
+    with torch.no_grad():
+        rows = scale_rows(*flat_data(set))
+        if search == "auto":
+            search = _cheapest(set, enumeration.independent_rows(rows, set.sides, tracing), tracing)
+        if search == "active":
+            return Prepared(set, "active", None)
+        return Prepared(set, search, enumeration.prepare(rows, set.sides, search == "lite", budget, tracing))
+
+
+def _cheapest(set: AffineSet, top: int, tracing: bool) -> str:
+    count = enumeration.count_subsets(set.sides, enumeration.subset_sizes(set.sides, top, lite=False))
+    limit = _CHEAP_SHARED if set.A.ndim == 2 else _CHEAP_PER_SAMPLE
+    # A traced graph can only enumerate.
+    return "full" if tracing or count * set.n * (set.n + set.m) <= limit else "active"
+
+
+def flat_data(set: AffineSet) -> tuple[Tensor, Tensor, Tensor]:
+    """``A`` as ``(m, n)`` or ``(B, m, n)`` and the bounds as they are, for work that does not need the bounds."""
+    A = set.A.detach()
+    if A.ndim > 2:
+        A = A.expand(*set.batch_shape, set.m, set.n).reshape(set.batch_shape.numel(), set.m, set.n)
+    bound = A.new_zeros(A.shape[:-1])
+    return A, bound, bound

@@ -1,0 +1,456 @@
+"""What is computed, and how it is differentiated.
+
+The set is ``S = {y : lower <= A y <= upper}``, `f` the raw output, `w` the null-space vector. A sub-constraint γ is
+a choice of rows, each at one of its bounds, with candidate
+
+    P_γ = f - A_γ⁺(A_γ f - b_γ) + (I - A_γ⁺A_γ) w  =  A_γ⁺ b_γ + (I - A_γ⁺A_γ)(f + w),
+
+the orthogonal projection of ``g = f + w`` on the flat ``{A_γ y = b_γ}``. The layer returns `f` where `f` is feasible,
+else the feasible candidate nearest to `f`. It works in two stages: a search, which needs no gradient, finds γ; and
+the closed form on γ is differentiated.
+
+**The derivative.** On a fixed γ, `y` and the multipliers λ solve a symmetric linear system,
+
+    [ I    A_γᵀ ] [ y ]   [ g   ]
+    [ A_γ  0    ] [ λ ] = [ b_γ ].
+
+So the backward pass solves the same system with the incoming gradients (v, τ) in place of (g, b): call its solution
+(p, q). Then ``∂g = p``, ``∂b = q`` and, from the matrix, ``∂A = -(λ pᵀ + q yᵀ)``. With τ = 0 that is ``p = N v`` (the
+gradient projected on the face), ``q = (A_γ⁺)ᵀ v``. As the backward pass is again this function, it can be
+differentiated any number of times.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from caffnet.constraints import AffineSet, has_numbers
+from caffnet.errors import ConstraintError, DtypeError
+from caffnet.preparation import SEARCHES, Prepared, prepare_search
+from caffnet.rows import product, scale_rows, times_power, unit_exponent
+from caffnet.search import enumeration
+from caffnet.search.contract import Choice
+from caffnet.search.enumeration import Enumeration
+from caffnet.solve import Options, Problem, Solution, Status, solve, trace
+
+ON_INFEASIBLE = ("raise", "nearest", "nan")
+GRADIENTS = ("exact", "tangent")
+
+
+@dataclasses.dataclass(frozen=True)
+class Projection:
+    """The answer with its evidence.
+
+    Attributes:
+        value: the point, ``(..., n)``.
+        status: one `Status` per sample, ``(...)``.
+        active: the rows of the sub-constraint the point lies on, ``(..., m)``: -1 lower bound, +1 upper bound, else 0.
+        search: the search that ran.
+    """
+
+    value: Tensor
+    status: Tensor
+    active: Tensor
+    search: str
+    set: AffineSet = dataclasses.field(repr=False)
+
+    @property
+    def violation(self) -> Tensor:
+        """The largest violation of each sample, ``(...)``, measured from the data in the user's units."""
+        rows = self.set.violation(self.value.detach())
+        return rows.amax(-1) if rows.shape[-1] else rows.new_zeros(rows.shape[:-1])
+
+    @property
+    def at_vertex(self) -> Tensor:
+        """Samples whose γ fixes all outputs, ``(...)``: their exact gradient with respect to f and w is zero."""
+        return (self.active != 0).sum(-1) == self.value.shape[-1]
+
+
+def project(
+    f: Tensor,
+    set: AffineSet | Prepared,
+    w: Tensor | None = None,
+    *,
+    search: str = "auto",
+    norm: float = 2,
+    strict: bool = False,
+    on_infeasible: str = "raise",
+    gradient: str = "exact",
+    budget: int | None = None,
+) -> Projection:
+    r"""The CAffine map $P^*$: `f` where it is feasible, else the feasible candidate nearest to `f`.
+
+    $$P^* = \arg\min_{\gamma \in \Gamma,\; P_\gamma \in S} \|P_\gamma - f\|_p,
+      \qquad P_\gamma = \arg\min_{A_\gamma y = b_\gamma} \|y - (f + w)\|_2 .$$
+
+    With ``w = None`` and ``norm=2`` this is the Euclidean projection of `f` on the set.
+
+    Args:
+        f: raw output, ``(..., n)``, float32 or float64.
+        set: the constraints, or a `Prepared` set; its batch axes broadcast with those of `f`.
+        w: null-space vector, ``(..., n)``; None for zero.
+        search: ``"full"`` looks at every sub-constraint; ``"lite"`` at single rows and minimal faces; ``"active"``
+            finds the sub-constraint of the Euclidean projection in polynomial time, at any size; ``"auto"`` is full
+            while that is cheap, else active. `Projection.search` tells which ran.
+        norm: the p of the distance, in [1, inf].
+        strict: aim inside by a few units in the last place, so that every inequality holds in exact arithmetic
+            wherever the set has an interior.
+        on_infeasible: ``"raise"`` an `InfeasibleError` that names the rows in conflict, return the ``"nearest"`` point
+            (least violation), or ``"nan"``. The last two also mark samples with NaN or infinite data INVALID
+            instead of raising. `Projection.status` tells.
+        gradient: ``"exact"``, or ``"tangent"``: f and w receive the part of the gradient whose descent stays in the
+            set. It agrees with the exact gradient along the face and does not vanish at vertices; gradients
+            of A and the bounds are exact either way.
+        budget: bytes of working memory for the enumeration; 256 MiB if None.
+
+    Returns:
+        A `Projection`.
+
+    Raises:
+        ConstraintError: shapes, number types or devices do not fit, or the data are not finite.
+        InfeasibleError: no point satisfies the rows of some sample.
+        BudgetError: the sub-constraints cannot be listed within the budget.
+
+    >>> s = AffineSet.inequality([[1.0, 1.0]], [1.0]) & AffineSet.box(0.0, None, dim=2)
+    >>> project(torch.tensor([[1.0, 1.0], [0.2, 0.3], [3.0, -1.0]]), s).value
+    tensor([[0.5000, 0.5000],
+            [0.2000, 0.3000],
+            [1.0000, 0.0000]])
+    """
+    options = check_options(search, norm, strict, on_infeasible, gradient, budget)
+    prepared, f, w, batch = _gate(f, set, w, options)
+    with _no_autocast(f.device):
+        problem = _flatten(prepared.set, f, w, batch)
+        solution = _answer(problem, options, prepared.plan)
+        value = _differentiable(problem, solution, gradient, options, prepared.plan)
+        held = torch.zeros_like(problem.lower, dtype=torch.int8)
+        choice = solution.choice
+        held = held.scatter_add(-1, choice.rows, choice.sides) if choice.rows.shape[-1] else held
+    n, m = prepared.set.n, prepared.set.m
+    return Projection(
+        value.reshape(*batch, n),
+        solution.status.reshape(batch),
+        held.reshape(*batch, m),
+        prepared.search,
+        prepared.set,
+    )
+
+
+# ------------------------------------------------------------------------------------------------- the gate
+
+
+def check_options(
+    search: str = "auto",
+    norm: float = 2,
+    strict: bool = False,
+    on_infeasible: str = "raise",
+    gradient: str = "exact",
+    budget: int | None = None,
+) -> Options:
+    """The options of `project`, checked."""
+    for name, value, known in (
+        ("search", search, SEARCHES),
+        ("on_infeasible", on_infeasible, ON_INFEASIBLE),
+        ("gradient", gradient, GRADIENTS),
+    ):
+        if value not in known:
+            raise ConstraintError(f"{name} must be one of {', '.join(known)}, got {value!r}.")
+    if not norm >= 1:
+        raise ConstraintError(f"norm must be a p in [1, inf], got {norm!r}.")
+    budget = enumeration.DEFAULT_BUDGET if budget is None else budget
+    if budget <= 0:
+        raise ConstraintError(f"budget must be a positive number of bytes, got {budget!r}.")
+    return Options(search, float(norm), strict, on_infeasible, budget)
+
+
+def _gate(
+    f: Tensor, set: AffineSet | Prepared, w: Tensor | None, options: Options
+) -> tuple[Prepared, Tensor, Tensor | None, torch.Size]:
+    """All checks that need no number, in one place."""
+    constraints = set.set if isinstance(set, Prepared) else set
+    if not isinstance(constraints, AffineSet):
+        raise ConstraintError(
+            f"The constraints must be an AffineSet, got {type(set).__name__}. "
+            "Write AffineSet.inequality(A, b), .equality(C, d) or .box(lower, upper)."
+        )
+    for name, tensor in (("f", f), ("w", w)):
+        if tensor is None and name == "w":
+            continue
+        if not isinstance(tensor, Tensor):
+            raise ConstraintError(f"{name} must be a tensor, got {type(tensor).__name__}: write torch.as_tensor({name}).")
+        if tensor.dtype not in (torch.float32, torch.float64):
+            raise DtypeError(
+                f"{name} is {tensor.dtype}; the layer works in float32 or float64: write {name}.float() "
+                "(under autocast, call the layer on the float32 output)."
+            )
+        if tensor.ndim == 0 or tensor.shape[-1] != constraints.n:
+            raise ConstraintError(
+                f"{name} must have shape (..., {constraints.n}) to meet {constraints}, got {tuple(tensor.shape)}."
+            )
+    fitting = constraints.like(f, "f")
+    if isinstance(set, Prepared):
+        if fitting is not constraints:
+            raise DtypeError(f"The set was prepared in {constraints.dtype}, f is {f.dtype}: prepare set.to({f.dtype}).")
+        if options.search not in ("auto", set.search):
+            raise ConstraintError(f"The set was prepared for search={set.search!r}, not {options.search!r}.")
+    batch = _batch_shape(f, fitting)
+    if w is not None:
+        if w.dtype != f.dtype or w.device != f.device:
+            raise DtypeError(f"w must match f ({f.dtype} on {f.device}), got {w.dtype} on {w.device}.")
+        if w.ndim > max(f.ndim, 1) or not _broadcasts(w.shape[:-1], batch):
+            raise ConstraintError(f"w must have the shape of f {tuple(f.shape)}, got {tuple(w.shape)}.")
+    tracing = torch.compiler.is_exporting()
+    if tracing and options.strict:
+        raise ConstraintError("strict=True decides in exact arithmetic, which a graph cannot hold: export with strict=False.")
+    if isinstance(set, Prepared):
+        ready = set
+    elif not tracing and (torch.compiler.is_compiling() or not has_numbers(fitting.A)):
+        ready = Prepared(fitting, options.search, None)  # prepared inside the opaque operation
+    else:
+        ready = prepare_search(fitting, options.search, options.budget, tracing)
+    if tracing and ready.plan is None:
+        raise ConstraintError('Only the enumeration can be exported: use search="full" or "lite".')
+    return ready, f, w, batch
+
+
+def _batch_shape(f: Tensor, set: AffineSet) -> torch.Size:
+    """The batch axes of the answer. A set may not add axes to a batched `f`: that is nearly always a mistake."""
+    axes, mine = set.batch_shape, f.shape[:-1]
+    try:
+        whole = torch.broadcast_shapes(axes, mine)
+    except RuntimeError:
+        raise ConstraintError(
+            f"The batch axes of f {tuple(mine)} and of the constraints {tuple(axes)} do not broadcast."
+        ) from None
+    if mine and len(axes) > len(mine):
+        raise ConstraintError(
+            f"The constraints have more batch axes {tuple(axes)} than f {tuple(mine)}: "
+            "a stray axis of size 1 in A or a bound? Add axes to f if this is meant."
+        )
+    return whole
+
+
+def _broadcasts(shape: torch.Size, batch: torch.Size) -> bool:
+    try:
+        return torch.broadcast_shapes(shape, batch) == batch
+    except RuntimeError:
+        return False
+
+
+def _flatten(set: AffineSet, f: Tensor, w: Tensor | None, batch: torch.Size) -> Problem:
+    """One sample per line; `A` stays shared if it was."""
+    n, m = set.n, set.m
+
+    def lines(t: Tensor, *core: int) -> Tensor:
+        return t.expand(*batch, *core).reshape(batch.numel(), *core)
+
+    A = set.A if set.A.ndim == 2 else lines(set.A, m, n)
+    w = None if w is None else lines(w, n)
+    return Problem(
+        lines(f, n), w, A, lines(set.lower, m), lines(set.upper, m), set.sides, set.names, tuple(batch)
+    )
+
+
+@contextlib.contextmanager
+def _no_autocast(device: torch.device):
+    """Half precision would move ``A y`` by a part in a hundred."""
+    if torch.is_autocast_enabled(device.type):
+        with torch.autocast(device.type, enabled=False):
+            yield
+    else:
+        yield
+
+
+# ------------------------------------------------------------------------------------------------- the gradient
+
+
+class _Flat(torch.autograd.Function):
+    """Solves the symmetric system above for (y, λ), given ``A_γ⁺``. Rows of unused slots are zero."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(g: Tensor, A: Tensor, b: Tensor, pinv: Tensor, value: Tensor | None, cone: _Cone | None):
+        if value is None:
+            value = product(pinv, b) + (g - product(pinv, product(A, g)))
+        return value.clone(), product(pinv.mT, g - value)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
+        _, A, _, pinv, _, ctx.cone = inputs
+        ctx.save_for_backward(A, pinv, *output)
+
+    @staticmethod
+    def backward(ctx: Any, *incoming: Tensor):
+        A, pinv, y, multiplier = ctx.saved_tensors
+        v, tau = incoming
+        p, q = _Flat.apply(v, A, tau, pinv, None, None)
+        slope = -(multiplier.unsqueeze(-1) * p.unsqueeze(-2) + q.unsqueeze(-1) * y.unsqueeze(-2))
+        direction = p if ctx.cone is None else ctx.cone.reachable(v)
+        return direction, slope, q, None, None, None
+
+
+def _differentiable(
+    problem: Problem, solution: Solution, gradient: str, options: Options, plan: Enumeration | None
+) -> Tensor:
+    """The value of the solution, with its gradient attached."""
+    p, choice = problem, solution.choice
+    data = [t for t in (p.f, p.w, p.A, p.lower, p.upper) if t is not None]
+    if not (torch.is_grad_enabled() and any(t.requires_grad for t in data)):
+        return solution.value
+    moved = solution.status == Status.PROJECTED
+    moved = (moved | (solution.status == Status.WITHIN_TOL)) & (choice.sides != 0).any(-1)
+    if options.on_infeasible == "nearest":
+        moved = moved | (solution.status == Status.INFEASIBLE)
+    moved = moved.unsqueeze(-1)
+    used = (choice.sides != 0).unsqueeze(-1)
+    A = p.A[choice.rows] if p.A.ndim == 2 else p.A.gather(-2, choice.rows.unsqueeze(-1).expand(*choice.rows.shape, p.A.shape[-1]))
+    exponent = unit_exponent(A.detach())
+    A = torch.where(used, times_power(A, exponent.unsqueeze(-1)), 0.0)
+    upper, lower = p.upper.gather(-1, choice.rows), p.lower.gather(-1, choice.rows)
+    bound = times_power(torch.where(choice.sides > 0, upper, lower), exponent)
+    bound = torch.where((choice.sides != 0) & bound.isfinite(), bound, 0.0)
+    g = p.f if p.w is None else p.f + p.w
+    # Samples that were not moved, or have no finite answer, take no part in the system.
+    known = torch.where(solution.value.isfinite(), solution.value, 0.0)
+    cone = _Cone.at(known, p, options, plan) if gradient == "tangent" else None
+    y, _ = _Flat.apply(torch.where(moved, g, 0.0), A, bound, choice.pinv.to(g.dtype), known, cone)
+    kept = torch.where(moved, y, p.f)
+    return torch.where(solution.value.isfinite(), kept, solution.value)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Cone:
+    """The tangent cone of the set at `y`: the directions ``d`` in which the active rows allow a small step.
+
+    For an incoming gradient `v` the descent direction ``-v`` is projected on the cone, and the opposite of the
+    result is passed on: what points back inside gets through, what points out does not. It is the same search, on the
+    active rows with all bounds 0.
+    """
+
+    set: AffineSet
+    plan: Enumeration | None
+    budget: int
+
+    @classmethod
+    def at(cls, y: Tensor, p: Problem, options: Options, plan: Enumeration | None) -> _Cone:
+        A, lower, upper = (t.detach() for t in (p.A, p.lower, p.upper))
+        rows = scale_rows(A, lower, upper)
+        value = y @ rows.A.mT if rows.shared else (rows.A @ y.unsqueeze(-1)).squeeze(-1)
+        allowed = rows.allowance(y, y)
+        low = torch.where((value - rows.lower).abs() <= allowed, 0.0, -math.inf)
+        high = torch.where((value - rows.upper).abs() <= allowed, 0.0, math.inf)
+        cone = AffineSet.from_parts(A, low.to(A.dtype), high.to(A.dtype), None, p.sides)
+        # Lite lists too few faces for an exact projection on the cone.
+        return cls(cone, plan if plan is None or plan.minimal is None else None, options.budget)
+
+    def reachable(self, v: Tensor) -> Tensor:
+        """``-Proj_cone(-v)``."""
+        prepared = Prepared(self.set, "active" if self.plan is None else "full", self.plan)
+        return -project(-v, prepared, budget=self.budget).value
+
+
+# ------------------------------------------------------------------------------------------------- where it runs
+
+
+def _answer(problem: Problem, options: Options, plan: Enumeration | None) -> Solution:
+    """Run the search: directly, as one opaque operation (compile, vmap), or as plain arithmetic (export)."""
+    p = problem
+    w = None if p.w is None else p.w.detach()
+    A, lower, upper = p.A.detach(), p.lower.detach(), p.upper.detach()
+    plain = dataclasses.replace(p, f=p.f.detach(), w=w, A=A, lower=lower, upper=upper)
+    with torch.no_grad():
+        if torch.compiler.is_exporting():
+            assert plan is not None
+            return trace(plain, options, plan)
+        if torch.compiler.is_compiling() or not all(has_numbers(t) for t in (plain.f, w, A, lower, upper) if t is not None):
+            return _opaque(plain, options, plan)
+        return solve(plain, options, plan)
+
+
+def _opaque(p: Problem, options: Options, plan: Enumeration | None) -> Solution:
+    spec = {
+        "sides": p.sides,
+        "names": p.names,
+        "batch_shape": p.batch_shape,
+        "options": dataclasses.asdict(options),
+        "plan": None if plan is None else [plan.table.equalities, plan.minimal is not None, plan.budget],
+    }
+    tables = [] if plan is None else plan.tensors()
+    value, status, rows, sides, pinv = _solve_op(p.f, p.w, p.A, p.lower, p.upper, tables, json.dumps(spec))
+    return Solution(value, status, Choice(rows, sides, pinv, status <= Status.WITHIN_TOL))
+
+
+def _slots(A: Tensor, tables: list[Tensor]) -> int:
+    """A number of slots that is enough whatever the answer: known without looking at numbers."""
+    return max(sum(A.shape[-2:]), tables[0].shape[-1] if tables else 0)
+
+
+@torch.library.custom_op("caffnet::solve", mutates_args=())
+def _solve_op(
+    f: Tensor, w: Tensor | None, A: Tensor, lower: Tensor, upper: Tensor, tables: list[Tensor], spec: str
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    told = json.loads(spec)
+    kinds, names, options = tuple(told["sides"]), tuple(told["names"]), Options(**told["options"])
+    if tables:
+        plan = Enumeration.from_tensors(tables, *told["plan"])
+    else:
+        set = AffineSet.from_parts(A, lower, upper, names, kinds)
+        plan = prepare_search(set, options.search, options.budget, False).plan
+    problem = Problem(f, w, A, lower, upper, kinds, names, tuple(told["batch_shape"]))
+    solution = solve(problem, options, plan)
+    choice = solution.choice.widen(_slots(A, tables))
+    value = solution.value.clone() if solution.value is f else solution.value
+    return value, solution.status, choice.rows.clone(), choice.sides.clone(), choice.pinv.to(f.dtype, copy=True)
+
+
+@_solve_op.register_fake
+def _(f: Tensor, w: Tensor | None, A: Tensor, lower: Tensor, upper: Tensor, tables: list[Tensor], spec: str):
+    samples, n = f.shape
+    slots = _slots(A, tables)
+    status = f.new_empty(samples, dtype=torch.int8)
+    rows = f.new_empty(samples, slots, dtype=torch.long)
+    return torch.empty_like(f), status, rows, rows.to(torch.int8), f.new_empty(samples, n, slots)
+
+
+@_solve_op.register_vmap
+def _(
+    info: Any,
+    in_dims: Any,
+    f: Tensor,
+    w: Tensor | None,
+    A: Tensor,
+    lower: Tensor,
+    upper: Tensor,
+    tables: list[Tensor],
+    spec: str,
+):
+    """One more batch axis is more samples: fold it into the lines, and unfold the answers."""
+    size = info.batch_size
+    given = {"f": (f, in_dims[0]), "w": (w, in_dims[1]), "lower": (lower, in_dims[3]), "upper": (upper, in_dims[4])}
+    front = {name: _to_front(t, dim, size) for name, (t, dim) in given.items()}  # (V, B, ...)
+    lines = f.shape[0] if in_dims[0] is None else front["f"].shape[1]
+    if in_dims[2] is not None or A.ndim == 3:
+        if tables:
+            raise ConstraintError("A set prepared per sample cannot be mapped by vmap: pass the AffineSet itself.")
+        A = _to_front(A, in_dims[2], size)
+        A = A if A.ndim == 4 else A.unsqueeze(1).expand(size, lines, *A.shape[1:])
+        A = A.reshape(size * lines, *A.shape[2:])
+    flat = {name: None if t is None else t.reshape(size * lines, t.shape[-1]) for name, t in front.items()}
+    told = json.loads(spec)
+    told["batch_shape"] = [size, *told["batch_shape"]]
+    answers = _solve_op(flat["f"], flat["w"], A, flat["lower"], flat["upper"], tables, json.dumps(told))
+    return tuple(t.reshape(size, lines, *t.shape[1:]) for t in answers), (0,) * 5
+
+
+def _to_front(t: Any, dim: int | None, size: int) -> Any:
+    if t is None:
+        return None
+    return t.expand(size, *t.shape) if dim is None else t.movedim(dim, 0)

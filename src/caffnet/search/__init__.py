@@ -1,0 +1,1 @@
+"""Which sub-constraint wins: one file per search, one contract (`contract.Choice`)."""

@@ -1,0 +1,168 @@
+"""The polynomial search: the sub-constraint that is active at the Euclidean projection of ``g = f + w``.
+
+That projection is always one of the paper's candidates (its active rows, reduced to independent ones, are a γ), and a
+dual active-set method finds it in about ``|γ|`` steps whatever the number of subsets. When ``w`` is not zero, the rows
+active at the projection of ``f`` give a second candidate; if it is feasible and nearer to `f`, it wins.
+
+On the CPU the steps are done by DAQP (C, one sample at a time, 5 to 50 microseconds each); elsewhere, and wherever
+its answer does not pass the optimality conditions, by `dual`.
+"""
+
+from __future__ import annotations
+
+import daqp
+import numpy as np
+import torch
+from torch import Tensor
+
+from caffnet import tolerance
+from caffnet.rows import Rows, apply, largest, magnitude, product
+from caffnet.search import dual
+from caffnet.search.contract import Choice, distance
+
+_INFINITE = 1e30  # DAQP's word for "no bound"
+_EQUALITY = 5  # DAQP's flag for a row that is always active
+_OPTIMAL = 1
+
+
+def choose(rows: Rows, f: Tensor, g: Tensor, norm: float) -> Choice:
+    """Per sample the γ of the projection of `g`, or of `f` where that is feasible and nearer to `f`.
+
+    The arithmetic is float64 whatever the user's type: a solver's answer is only as good as its numbers.
+    """
+    rows, f, g = rows.to(torch.float64), f.double(), g.double()
+    choice = nearest_face(rows, g)
+    shifted = (g != f).any(-1).nonzero().squeeze(-1)
+    if shifted.numel() == 0:
+        return choice
+    # The second candidate: the flat that is active at the projection of f, with the null-space shift w.
+    some = rows.take(shifted)
+    start, target = f[shifted], g[shifted]
+    first = choice.take(shifted)
+    second = nearest_face(some, start)
+    here, there = (flat_point(some, option, target) for option in (first, second))
+    feasible = second.found & some.accepts(there, torch.maximum(start.abs(), target.abs()))
+    nearer = distance(there - start, norm) < distance(here - start, norm)
+    better = feasible & (nearer | ~first.found)
+    return choice.put(shifted[better], second.take(better.nonzero().squeeze(-1)))
+
+
+def nearest_face(rows: Rows, g: Tensor) -> Choice:
+    """The independent rows active at the Euclidean projection of `g`."""
+    if g.device.type != "cpu":
+        return _by_dual(rows, g)
+    active, solved = _daqp(rows, g)
+    choice = from_active(rows, active, solved)
+    doubtful = (~(solved & is_optimal(rows, choice, g))).nonzero().squeeze(-1)
+    if doubtful.numel():
+        choice = choice.put(doubtful, _by_dual(rows.take(doubtful), g[doubtful]))
+    return choice
+
+
+def _by_dual(rows: Rows, g: Tensor) -> Choice:
+    outcome = dual.project(rows, g)
+    return from_active(rows, outcome.active, outcome.found)
+
+
+def from_active(rows: Rows, active: Tensor, found: Tensor) -> Choice:
+    """The choice with the rows marked in ``active (B, m)`` and all equalities, reduced to independent rows.
+
+    ``A_γᵀ = Q R`` gives ``A_γ⁺ = Q R⁻ᵀ``, one factorisation per sample. Slots are filled from the left, equalities
+    first; an empty slot is a zero column, which Householder's method leaves alone. A row that depends on those
+    before it has a vanishing diagonal entry in ``R``; it names the same flat and is left out.
+    """
+    rows = rows.to(torch.float64)
+    equal = (rows.lower == rows.upper) & rows.lower.isfinite()
+    marked = torch.where(equal, torch.ones_like(active, dtype=torch.int8), active.to(torch.int8))
+    while True:
+        rank = torch.where(marked == 0, 2, torch.where(equal, 0, 1)).to(torch.int8)
+        slots = int((marked != 0).sum(-1).max()) if marked.numel() else 0
+        order = rank.argsort(dim=-1, stable=True)[:, :slots]
+        sides = marked.gather(-1, order)
+        filled = sides != 0
+        order = torch.where(filled, order, 0)
+        chosen = gather_rows(rows, order) * filled.unsqueeze(-1)
+        Q, R = torch.linalg.qr(chosen.mT)
+        diagonal = torch.nn.functional.pad(R.diagonal(dim1=-2, dim2=-1).abs(), (0, slots - R.shape[-2]))
+        size = torch.linalg.vector_norm(chosen, dim=-1)
+        dependent = filled & (diagonal <= tolerance.rank(rows.dtype, rows.n) * size)
+        several = dependent.any(-1)
+        if not several.any():
+            break
+        # Only the first is sure to depend on the others: what follows it was measured against noise.
+        first = order.gather(-1, dependent.to(torch.int8).argmax(-1, keepdim=True))
+        marked = torch.where(several.unsqueeze(-1), marked.scatter(-1, first, 0), marked)
+    R = R + torch.diag_embed((~filled).to(R.dtype))
+    pinv = torch.linalg.solve_triangular(R, (Q * filled.unsqueeze(-2)).mT, upper=True).mT
+    return Choice(order, sides, pinv * filled.unsqueeze(-2), found)
+
+
+def gather_rows(rows: Rows, order: Tensor) -> Tensor:
+    """The rows of each sample's slots, ``(B, k, n)``."""
+    if rows.shared:
+        return rows.A[order]
+    return rows.A.gather(-2, order.unsqueeze(-1).expand(*order.shape, rows.n))
+
+
+def targets(rows: Rows, choice: Choice) -> Tensor:
+    """The bound that each slot is held at, ``(B, k)``."""
+    bound = torch.where(choice.sides > 0, rows.upper.gather(-1, choice.rows), rows.lower.gather(-1, choice.rows))
+    return torch.where((choice.sides != 0) & bound.isfinite(), bound, 0.0)
+
+
+def flat_point(rows: Rows, choice: Choice, g: Tensor) -> Tensor:
+    """The projection of `g` on the chosen flat, ``y = A_γ⁺ b_γ + (I - A_γ⁺ A_γ) g``, with one refinement.
+
+    Not ``g - A_γ⁺(A_γ g - b_γ)``: that loses ``b`` when ``g`` is far away. The refinement removes what rounding left
+    of ``g`` in the directions that the rows fix. Computed in the type of ``A_γ⁺``, returned in that of `g`.
+    """
+    kind, rows, g = g.dtype, rows.to(choice.pinv.dtype), g.to(choice.pinv.dtype)
+    chosen = gather_rows(rows, choice.rows) * (choice.sides != 0).unsqueeze(-1)
+    target = targets(rows, choice)
+    y = product(choice.pinv, target) + (g - product(choice.pinv, product(chosen, g)))
+    return (y - product(choice.pinv, product(chosen, y) - target)).to(kind)
+
+
+def is_optimal(rows: Rows, choice: Choice, g: Tensor) -> Tensor:
+    """Whether the chosen flat gives the Euclidean projection: feasible, and multipliers of the right sign."""
+    y = flat_point(rows, choice, g)
+    multiplier = product(choice.pinv.mT, g - y) * choice.sides
+    equal = (rows.lower == rows.upper).gather(-1, choice.rows)
+    spread = choice.pinv.abs().sum(-2) * (largest(y) + largest(g))
+    noise = tolerance.feasibility(rows.dtype, rows.n) * spread
+    return rows.accepts(y, g) & ((multiplier >= -noise) | equal).all(-1)
+
+
+def _daqp(rows: Rows, g: Tensor) -> tuple[Tensor, Tensor]:
+    """One DAQP run per sample: which rows end active at which side, and whether it reported an optimum.
+
+    The variable is ``z = y - g``, so that the objective is ``|z|²``. DAQP's tolerance is absolute; the bounds are
+    divided by the largest violation, which makes it relative to what the projection has to move.
+    """
+    samples, m, n = g.shape[0], rows.m, rows.n
+    at = apply(rows.A, g)
+    low, high = (rows.lower - at).double(), (rows.upper - at).double()
+    size = torch.maximum(torch.maximum(low, -high).amax(-1, keepdim=True), torch.full_like(low[:, :1], 0.0))
+    size = torch.where(size > 0, size, 1.0)
+    scale = largest(g) + torch.maximum(magnitude(rows.lower), magnitude(rows.upper)).amax(-1, keepdim=True)
+    unit = (scale / size).clamp(min=1.0).squeeze(-1).tolist()
+    low, high = (low / size).clamp(min=-_INFINITE).numpy(), (high / size).clamp(max=_INFINITE).numpy()
+    A = np.ascontiguousarray(rows.A.double().numpy())
+    sense = np.where((rows.lower == rows.upper).numpy(), _EQUALITY, 0).astype(np.int32)
+    zero, identity = np.zeros(n), np.eye(n)
+    levels = tolerance.solver(rows.dtype, n)
+    active = np.zeros((samples, m), dtype=np.int8)
+    solved = np.zeros(samples, dtype=bool)
+    for i in range(samples):
+        matrix = A if rows.shared else A[i]
+        for level in levels:
+            allowed = level if level == levels[0] else min(level * unit[i], 0.1)
+            _, _, flag, info = daqp.solve(
+                identity, zero, matrix, high[i], low[i], sense[i], primal_tol=allowed, dual_tol=levels[0], iter_limit=10_000
+            )
+            multiplier = np.asarray(info["lam"])
+            solved[i] = flag == _OPTIMAL and np.isfinite(multiplier).all()
+            if solved[i]:
+                active[i] = np.sign(multiplier)
+                break
+    return torch.from_numpy(active), torch.from_numpy(solved)

@@ -1,0 +1,309 @@
+"""The paper's search: look at every sub-constraint, keep the feasible candidate nearest to `f`.
+
+`full` looks at the complete set Γ: every choice of linearly independent rows, each at one of its sides. Equalities
+are in every γ. (The paper also forms dependent choices. A consistent one repeats the flat of an independent choice; an
+inconsistent one gives a least-squares compromise that lies on no face, so neither adds a candidate that the
+guarantee needs.)
+
+`lite` looks at single rows and at minimal faces only. The paper takes ``k in {1, min(m, n)}``, which has no feasible
+candidate when ``rank(A) < min(m, n)``; minimal faces have ``rank(A)`` independent rows, so that is used.
+
+The list of sub-constraints depends on the shape of the problem alone; the numbers enter as plain arithmetic.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from caffnet import tolerance
+from caffnet.constraints import BOTH, EQUAL, FREE, LOWER, UPPER
+from caffnet.errors import BudgetError
+from caffnet.rows import Rows, largest
+from caffnet.search.contract import Choice, distance
+from caffnet.search.faces import Faces, factor, numerical_rank
+
+DEFAULT_BUDGET = 256 * 2**20  # bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """A list of ``K`` sub-constraints in ``k`` slots: first the equalities, then the chosen rows.
+
+    Attributes:
+        rows: the row in each slot, ``(K, k)``; 0 in empty slots.
+        sides: +1 upper, -1 lower, 0 empty, ``(K, k)``.
+        equalities: how many leading slots hold equalities.
+    """
+
+    rows: Tensor
+    sides: Tensor
+    equalities: int
+
+    def __len__(self) -> int:
+        return self.rows.shape[0]
+
+    @property
+    def sizes(self) -> Tensor:
+        """How many inequalities each sub-constraint has, ``(K,)``."""
+        return (self.sides[:, self.equalities :] != 0).sum(-1)
+
+    def part(self, start: int, stop: int) -> Table:
+        return Table(self.rows[start:stop], self.sides[start:stop], self.equalities)
+
+
+# ------------------------------------------------------------------------------------------------- which subsets
+
+
+def count_subsets(sides: Sequence[str], sizes: Sequence[int]) -> int:
+    """How many sub-constraints of the given sizes there are: never both sides of one row."""
+    choices = [{UPPER: 1, LOWER: 1, BOTH: 2}[side] for side in sides if side not in (EQUAL, FREE)]
+    # The coefficient of t^k in the product of (1 + choices_i t) counts the subsets of size k.
+    top = min(max(sizes, default=0), len(choices))
+    coefficients = [1] + [0] * top
+    for options in choices:
+        for k in range(top, 0, -1):
+            coefficients[k] += options * coefficients[k - 1]
+    return sum(coefficients[k] for k in set(sizes) if k <= top)
+
+
+def subset_sizes(sides: Sequence[str], top: int, lite: bool) -> list[int]:
+    """The sizes of sub-constraints to list, when `top` more rows can be independent of the equalities.
+
+    Size 0 is the flat of the equalities alone; without equalities it is no constraint at all and not a candidate.
+    """
+    rows = sum(side not in (EQUAL, FREE) for side in sides)
+    top = min(top, rows)
+    smallest = 0 if EQUAL in sides else 1
+    return sorted({0, 1, top} - set(range(smallest))) if lite else list(range(smallest, top + 1))
+
+
+def list_subsets(sides: Sequence[str], sizes: Sequence[int], budget: int, device: torch.device) -> Table:
+    """The table of all sub-constraints of these sizes, smallest first, each size in lexicographic order."""
+    sizes = [k for k in sizes if k >= 0]
+    count = count_subsets(sides, sizes)
+    equalities = [i for i, side in enumerate(sides) if side == EQUAL]
+    slots = len(equalities) + max(sizes, default=0)
+    if count * slots * 9 > budget:  # a row number (8 bytes) and a side (1 byte) in each slot
+        raise BudgetError(
+            f"The search would list {count:.3g} sub-constraints, {count * slots * 9 / 2**20:.3g} MiB for the list alone; "
+            f'the budget is {budget / 2**20:.3g} MiB. Use search="active", which needs no list, or search="auto", '
+            "or raise budget= (bytes)."
+        )
+    options = [
+        (row, sign)
+        for row, side in enumerate(sides)
+        for sign in {UPPER: (1,), LOWER: (-1,), BOTH: (-1, 1)}.get(side, ())
+    ]
+    row_of = np.array([row for row, _ in options], dtype=np.int64)
+    sign_of = np.array([sign for _, sign in options], dtype=np.int8)
+    # The first option that belongs to a later row: a subset is extended from there on.
+    after = np.searchsorted(row_of, row_of, side="right")
+    level, levels = np.zeros((1, 0), dtype=np.int64), {}
+    for k in range(max(sizes, default=0) + 1):
+        if k:
+            start = after[level[:, -1]] if k > 1 else np.zeros(len(level), dtype=np.int64)
+            grow = len(options) - start
+            parent = np.repeat(np.arange(len(level)), grow)
+            offset = np.arange(len(parent)) - np.repeat(np.cumsum(grow) - grow, grow)
+            level = np.column_stack([level[parent], start[parent] + offset])
+        levels[k] = level
+    rows = np.zeros((count, slots), dtype=np.int64)
+    signs = np.zeros((count, slots), dtype=np.int8)
+    rows[:, : len(equalities)] = equalities
+    signs[:, : len(equalities)] = 1
+    place = 0
+    for k in sorted(set(sizes)):
+        part = slice(place, place + len(levels[k]))
+        chosen = slice(len(equalities), len(equalities) + k)
+        rows[part, chosen], signs[part, chosen] = row_of[levels[k]], sign_of[levels[k]]
+        place = part.stop
+    return Table(torch.from_numpy(rows).to(device), torch.from_numpy(signs).to(device), len(equalities))
+
+
+# ------------------------------------------------------------------------------------------------- prepared lists
+
+
+@dataclasses.dataclass(frozen=True)
+class Enumeration:
+    """Everything about an enumeration that does not depend on `f`, `w` or the bounds.
+
+    Attributes:
+        table: which sub-constraints.
+        faces: their pseudo-inverses if they fit in the budget, else None (they are made chunk by chunk).
+        minimal: how many rows (besides equalities) a minimal face has: a number, or ``(B,)``; `lite` only.
+        budget: bytes that may be used for working memory.
+    """
+
+    table: Table
+    faces: Faces | None
+    minimal: Tensor | None
+    budget: int
+
+    def take(self, samples: Tensor) -> Enumeration:
+        """Only these samples."""
+        batched = self.faces is not None and self.faces.pinv.ndim == 4
+        faces = Faces(*(t[samples] for t in self.faces)) if batched and self.faces is not None else self.faces
+        minimal = self.minimal if self.minimal is None or self.minimal.ndim == 0 else self.minimal[samples]
+        return dataclasses.replace(self, faces=faces, minimal=minimal)
+
+    def tensors(self) -> list[Tensor]:
+        """All tensors in a row; `from_tensors` is the inverse."""
+        lite = [] if self.minimal is None else [self.minimal]
+        return [self.table.rows, self.table.sides, *lite, *(self.faces or ())]
+
+    @classmethod
+    def from_tensors(cls, tensors: Sequence[Tensor], equalities: int, lite: bool, budget: int) -> Enumeration:
+        rows, sides, *rest = tensors
+        minimal = rest.pop(0) if lite else None
+        return cls(Table(rows, sides, equalities), Faces(*rest) if rest else None, minimal, budget)
+
+
+def equality_rank(rows: Rows, sides: Sequence[str]) -> Tensor:
+    """The rank of the equality rows, a number or ``(B,)``."""
+    chosen = torch.tensor([side == EQUAL for side in sides], dtype=torch.bool, device=rows.A.device)
+    return numerical_rank(rows.A[..., chosen, :], rows.dtype)
+
+
+def independent_rows(rows: Rows, sides: Sequence[str], tracing: bool) -> int:
+    """The most rows that can be independent of the equalities (and of each other), over the batch."""
+    if tracing or EQUAL not in sides:
+        return rows.n
+    ranks = equality_rank(rows, sides)
+    return rows.n - (int(ranks.min()) if ranks.numel() else 0)
+
+
+def prepare(rows: Rows, sides: Sequence[str], lite: bool, budget: int, tracing: bool = False) -> Enumeration:
+    """List the sub-constraints and, when they fit, factorise them once for all."""
+    minimal = None
+    top = independent_rows(rows, sides, tracing)
+    if lite:
+        free = torch.tensor([side == FREE for side in sides], dtype=torch.bool, device=rows.A.device)
+        whole = numerical_rank(torch.where(free.unsqueeze(-1), 0.0, rows.A), rows.dtype)
+        minimal = whole - equality_rank(rows, sides)
+    if lite and not tracing and minimal is not None and minimal.numel():
+        sizes = sorted({k for r in minimal.unique().tolist() for k in subset_sizes(sides, r, True)})
+    else:
+        sizes = subset_sizes(sides, top, False)
+    table = list_subsets(sides, sizes, budget, rows.A.device)
+    k = table.rows.shape[-1]
+    per_face = rows.n * (rows.n + k) * rows.A.element_size()
+    copies = 1 if rows.shared else rows.A.shape[0]
+    fits = 2 * copies * len(table) * per_face <= budget
+    return Enumeration(table, face_list(rows, table) if fits or tracing else None, minimal, budget)
+
+
+def face_list(rows: Rows, table: Table) -> Faces:
+    """The pseudo-inverses of the listed sub-constraints: ``(K, ...)``, or ``(B, K, ...)`` for per-sample rows."""
+    chosen = rows.A[..., table.rows.reshape(-1), :].reshape(*rows.A.shape[:-2], *table.rows.shape, rows.n)
+    filled = (table.sides != 0).expand(chosen.shape[:-1])
+    return factor(chosen, filled, table.equalities, rows.dtype)
+
+
+# ------------------------------------------------------------------------------------------------- choosing
+
+
+def choose(rows: Rows, plan: Enumeration, f: Tensor, g: Tensor, norm: float) -> Choice:
+    r"""Per sample the γ of ``argmin_γ |P_γ - f|_p`` over feasible candidates ``P_γ = A_γ⁺ b_γ + (I - A_γ⁺A_γ) g``."""
+    samples, total = f.shape[0], len(plan.table)
+    if total == 0 or samples == 0:
+        return Choice.nothing(samples, rows.n, f)
+    step, chunk = _chunks(rows, plan, samples)
+    if step >= samples:
+        return choose_at_once(rows, plan, f, g, norm, chunk)
+    parts = []
+    for start in range(0, samples, step):
+        some = torch.arange(start, min(start + step, samples), device=f.device)
+        parts.append(choose_at_once(rows.take(some), plan.take(some), f[some], g[some], norm, chunk))
+    return Choice(*(torch.cat(column) for column in zip(*parts, strict=True)))
+
+
+def _chunks(rows: Rows, plan: Enumeration, samples: int) -> tuple[int, int]:
+    """How many samples and how many sub-constraints at a time stay within the budget."""
+    n, m, k = rows.n, rows.m, plan.table.rows.shape[-1]
+    per_candidate = (4 * n + 3 * m + 2 * k) * rows.A.element_size()
+    if plan.faces is None and not rows.shared:
+        per_candidate += 4 * n * (n + k) * rows.A.element_size()
+    fit = max(plan.budget // max(per_candidate, 1), 1)
+    # All distances of a sample are kept (the winner is chosen among all of them at once), so that the answer cannot
+    # depend on the chunks.
+    step = min(samples, max(min(fit // max(len(plan.table), 1), samples), 1))
+    return step, max(fit // step, 1)
+
+
+def choose_at_once(rows: Rows, plan: Enumeration, f: Tensor, g: Tensor, norm: float, chunk: int) -> Choice:
+    """`choose` for one block of samples, `chunk` sub-constraints at a time."""
+    table, faces = plan.table, plan.faces
+    if chunk >= len(table):
+        lengths = _lengths(rows, table, faces or face_list(rows, table), plan.minimal, f, g, norm)
+    else:
+        lengths = torch.cat(
+            [
+                _lengths(
+                    rows, (part := table.part(start, start + chunk)), _part(rows, part, faces, start), plan.minimal, f, g, norm
+                )
+                for start in range(0, len(table), chunk)
+            ],
+            -1,
+        )
+    # The first candidate whose distance is the smallest up to rounding: never an argmin, which is free to choose
+    # among equals and answers 0 when every entry is infinite.
+    best = lengths.amin(-1)
+    limit = best * (1 + tolerance.tie(rows.dtype, rows.n))
+    order = torch.arange(len(table), device=f.device)
+    winner = torch.where(lengths <= limit.unsqueeze(-1), order, len(table) - 1).amin(-1)
+    chosen_rows, chosen_sides = table.rows[winner], table.sides[winner]
+    if faces is None:
+        mine = rows.A[chosen_rows] if rows.shared else _gather_rows(rows.A, chosen_rows)
+        own = factor(mine, chosen_sides != 0, table.equalities, rows.dtype)
+        pinv, used = own.pinv, own.used
+    elif faces.pinv.ndim == 3:
+        pinv, used = faces.pinv[winner], faces.used[winner]
+    else:
+        each = torch.arange(f.shape[0], device=f.device)
+        pinv, used = faces.pinv[each, winner], faces.used[each, winner]
+    return Choice(chosen_rows, torch.where(used, chosen_sides, 0), pinv, best < math.inf)
+
+
+def _part(rows: Rows, part: Table, faces: Faces | None, start: int) -> Faces:
+    if faces is None:
+        return face_list(rows, part)
+    if faces.pinv.ndim == 3:
+        return Faces(*(t[start : start + len(part)] for t in faces))
+    return Faces(*(t[:, start : start + len(part)] for t in faces))
+
+
+def _gather_rows(A: Tensor, index: Tensor) -> Tensor:
+    return A.gather(-2, index.unsqueeze(-1).expand(*index.shape, A.shape[-1]))
+
+
+def _lengths(
+    rows: Rows, table: Table, faces: Faces, minimal: Tensor | None, f: Tensor, g: Tensor, norm: float
+) -> Tensor:
+    """``|P_γ - f|_p`` for every sample and listed γ, infinite where ``P_γ`` is not a candidate; ``(B, K)``."""
+    bounds = torch.cat([rows.lower, rows.upper], -1)  # (B, 2m): the side picks the half
+    place = table.rows + rows.m * (table.sides >= 0)
+    target = bounds[:, place.reshape(-1)].reshape(f.shape[0], *place.shape)  # b_γ, (B, K, k)
+    finite = target.abs() < math.inf
+    known = (finite | ~faces.used).all(-1)
+    target = torch.where(finite, target, 0.0)
+    if faces.pinv.ndim == 3:
+        y = torch.einsum("knr,bkr->bkn", faces.pinv, target) + torch.einsum("kni,bi->bkn", faces.null, g)
+    else:
+        y = torch.einsum("bknr,bkr->bkn", faces.pinv, target) + torch.einsum("bkni,bi->bkn", faces.null, g)
+    value = y @ rows.A.mT  # (B, K, m)
+    share = tolerance.feasibility(rows.dtype, rows.n)
+    above = value - (rows.upper + share * rows.upper.abs()).unsqueeze(1)
+    below = (rows.lower - share * rows.lower.abs()).unsqueeze(1) - value
+    worst = torch.maximum(above, below).amax(-1)
+    allowed = share * (largest(y) + largest(f).unsqueeze(1)).squeeze(-1) + tolerance.underflow(rows.dtype)
+    valid = (worst <= allowed) & known & faces.independent
+    if minimal is not None:
+        sizes = table.sizes
+        valid = valid & ((sizes <= 1) | (sizes == minimal.unsqueeze(-1)))
+    return torch.where(valid, distance(y - f.unsqueeze(1), norm), math.inf)

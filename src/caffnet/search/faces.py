@@ -1,0 +1,74 @@
+"""The pseudo-inverse of a sub-constraint, in plain arithmetic.
+
+Rows are added one at a time. With ``N`` the projector on the null space of the rows so far, a new row ``a`` leaves
+the remainder ``r = N a``. If ``r`` vanishes, the row depends on the others. Else
+
+    c  = r / (a r),      A⁺ <- [A⁺ - c (a A⁺),  c],      N <- N - r rᵀ / |r|²
+
+which is Gram-Schmidt for ``N`` and Greville's update for ``A⁺``. ``r`` is orthogonalised twice: once more is all it
+takes to be accurate to rounding even when ``a`` is nearly dependent. Only products, sums and comparisons are
+used, so the same code is traced, exported and converted to ONNX.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from caffnet import tolerance
+from caffnet.rows import product
+
+
+class Faces(NamedTuple):
+    """Pseudo-inverses of many sub-constraints of ``k`` slots each.
+
+    Attributes:
+        pinv: ``A_γ⁺``, ``(..., n, k)``, zero in the slots that are not used.
+        null: ``I - A_γ⁺ A_γ``, ``(..., n, n)``.
+        used: which slots carry a row, ``(..., k)``.
+        independent: whether all rows that had to be independent are, ``(...)``.
+    """
+
+    pinv: Tensor
+    null: Tensor
+    used: Tensor
+    independent: Tensor
+
+
+def factor(rows: Tensor, filled: Tensor, optional: int, dtype: torch.dtype) -> Faces:
+    """Faces of the sub-constraints with the given rows.
+
+    Args:
+        rows: ``(..., k, n)``.
+        filled: which slots hold a row, ``(..., k)``.
+        optional: the first so many slots may depend on each other (equalities): a dependent one is left out.
+        dtype: the number type whose rounding decides about dependence.
+    """
+    *batch, k, n = rows.shape
+    cut = tolerance.rank(dtype, n) ** 2
+    null = torch.eye(n, dtype=rows.dtype, device=rows.device).expand(*batch, n, n)
+    pinv = rows.new_zeros(*batch, n, 0)
+    independent = torch.ones(batch, dtype=torch.bool, device=rows.device)
+    used: list[Tensor] = []
+    for j in range(k):
+        a = rows[..., j, :]
+        r = product(null, product(null, a))
+        squared, size = (r * r).sum(-1), (a * a).sum(-1)
+        adds = (squared > cut * size) & filled[..., j]
+        if j >= optional:
+            independent = independent & (adds | ~filled[..., j])
+        inverse = torch.where(adds, 1 / torch.where(adds, (a * r).sum(-1), 1.0), 0.0)
+        c = r * inverse.unsqueeze(-1)
+        pinv = torch.cat([pinv - c.unsqueeze(-1) * product(pinv.mT, a).unsqueeze(-2), c.unsqueeze(-1)], -1)
+        shrink = torch.where(adds, 1 / torch.where(adds, squared, 1.0), 0.0)
+        null = null - shrink[..., None, None] * r.unsqueeze(-1) * r.unsqueeze(-2)
+        used.append(adds)
+    return Faces(pinv, null, torch.stack(used, -1) if used else filled, independent)
+
+
+def numerical_rank(A: Tensor, dtype: torch.dtype) -> Tensor:
+    """The number of independent rows of each matrix ``(..., m, n)``, as the factorisation counts them."""
+    filled = torch.ones(A.shape[:-1], dtype=torch.bool, device=A.device)
+    return factor(A, filled, A.shape[-2], dtype).used.sum(-1)

@@ -1,0 +1,70 @@
+"""Every epsilon of the library, each with its reason.
+
+All of them are multiples of the machine epsilon of the *user's* number type, and all are used on rows that were
+first scaled by a power of two so that ``1 <= |a_i|_1 < 2``. So they mean the same for every unit the user chose.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+
+def feasibility(dtype: torch.dtype, n: int) -> float:
+    """The relative error allowed in ``a_i y <= b_i``: multiply by ``|y|_inf + |f|_inf + |b_i|``.
+
+    Evaluating ``a_i y`` in floating point already costs up to ``n eps |a_i|_1 |y|_inf``; the point itself is rounded
+    to the same order, and so is the projection that produced it. Four such errors is the smallest allowance with
+    which every real problem we know keeps its true face; two to eight work.
+    """
+    return 4 * max(n, 1) * torch.finfo(dtype).eps
+
+
+def rank(dtype: torch.dtype, n: int) -> float:
+    """A row adds a direction if what is left of it, orthogonal to the others, exceeds this share of the row.
+
+    Below it the remainder is rounding noise of the data (0.3 is not 3 * 0.1): keeping the row would put a vertex at
+    a random far point. Rounding errors of ``n`` entries add up like a random walk, hence the root.
+    """
+    return 8 * math.sqrt(max(n, 1)) * torch.finfo(dtype).eps
+
+
+def tie(dtype: torch.dtype, n: int) -> float:
+    """Two candidates whose distances differ by less than this share are the same distance.
+
+    Several sub-constraints often give one point; rounding must not decide between them, so the one with the fewest
+    rows (the first in order) wins.
+    """
+    return 4 * max(n, 1) * torch.finfo(dtype).eps
+
+
+def underflow(dtype: torch.dtype) -> float:
+    """Below this size products of the data underflow and no relative bound on their error holds any more."""
+    info = torch.finfo(dtype)
+    return info.tiny / info.eps
+
+
+def rounding(dtype: torch.dtype, n: int) -> float:
+    """A rigorous bound: ``|fl(a y - b) - (a y - b)| <= rounding * (|a| |y| + |b|)``.
+
+    The classical bound for a dot product of length ``n`` and one subtraction is ``(n + 1) u / (1 - (n + 1) u)``
+    with ``u = eps / 2``, whatever the order of summation. Twice that also covers the rounding of the bound itself.
+    """
+    return (n + 2) * torch.finfo(dtype).eps
+
+
+def strict_margin(dtype: torch.dtype, n: int) -> float:
+    """How far inside `strict` aims: the error of the projection plus twice the rigorous bound above."""
+    return feasibility(dtype, n) + 4 * rounding(dtype, n)
+
+
+def solver(dtype: torch.dtype, n: int) -> tuple[float, ...]:
+    """The tolerances handed to a float64 solver, one after the other until it succeeds, relative to the data's size.
+
+    It decides the active rows, so the first is as fine as float64 allows: a row that is only just active would be
+    missed by the user's own tolerance. But float32 data may describe a set that is empty by a rounding error; then the
+    solver finds nothing, and the next coarser one is tried. The last is the promise itself.
+    """
+    fine, unit = max(n, 1) * torch.finfo(torch.float64).eps, torch.finfo(dtype).eps
+    return (fine, *(step for step in (4 * unit, 32 * unit) if step > fine), feasibility(dtype, n))
