@@ -67,6 +67,10 @@ def conflict_of(
     if never:  # a bound at the wrong infinity excludes every point on its own
         sign = signs[rows.index(never[0])]
         return Conflict((never[0],), (names[never[0]],), (float(sign),), -np.inf, True)
+    crossed = [i for i in rows if lower[i] > upper[i]]
+    if crossed:  # one row is enough if its own bounds cross
+        i, gap = crossed[0], float(upper[crossed[0]] - lower[crossed[0]])
+        return Conflict((i, i), (names[i], names[i]), (1.0, -1.0), gap, True)
     exact = _dependence([[Fraction(float(v)) for v in A[i]] for i in rows])
     if exact is not None:
         # The dependence is unique up to its sign: the sign is the one that makes the gap negative.

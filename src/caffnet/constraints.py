@@ -304,7 +304,7 @@ def _as_tensors(**given: ArrayLike | None) -> tuple[dict[str, Tensor | None], bo
             continue
         typed = isinstance(value, Tensor | np.ndarray)
         try:
-            tensor = value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
+            tensor = value if isinstance(value, Tensor) else torch.tensor(np.asarray(value))
         except (TypeError, ValueError) as error:
             raise ConstraintError(f"{name} cannot be read as an array of numbers: {error}") from None
         if tensor.is_complex() or tensor.dtype in (torch.float16, torch.bfloat16):
@@ -367,10 +367,10 @@ def _inspect_sides(lower: Tensor, upper: Tensor) -> tuple[str, ...]:
 
 
 def has_numbers(t: Tensor) -> bool:
-    """False for tensors that only stand for numbers: meta, fake (tracing) and batched (vmap) ones."""
+    """False for tensors that only stand for numbers: meta, fake (tracing) and mapped (torch.func) ones."""
     if t.device.type == "meta" or type(t) not in (Tensor, torch.nn.Parameter, torch.nn.Buffer):
         return False
-    return not torch._C._functorch.is_batchedtensor(t)
+    return not torch._C._functorch.is_functorch_wrapped_tensor(t)
 
 
 def _meet(first: AffineSet, second: AffineSet) -> tuple[AffineSet, AffineSet]:

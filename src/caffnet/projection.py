@@ -24,8 +24,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -249,7 +249,8 @@ def _flatten(set: AffineSet, f: Tensor, w: Tensor | None, batch: torch.Size) -> 
     n, m = set.n, set.m
 
     def lines(t: Tensor, *core: int) -> Tensor:
-        return t.expand(*batch, *core).reshape(batch.numel(), *core)
+        # -1 keeps the batch size open while a graph is traced; it is ambiguous for empty tensors only.
+        return t.expand(*batch, *core).reshape(batch.numel() if 0 in core else -1, *core)
 
     A = set.A if set.A.ndim == 2 else lines(set.A, m, n)
     w = None if w is None else lines(w, n)
@@ -305,11 +306,8 @@ def _differentiable(
     data = [t for t in (p.f, p.w, p.A, p.lower, p.upper) if t is not None]
     if not (torch.is_grad_enabled() and any(t.requires_grad for t in data)):
         return solution.value
-    moved = solution.status == Status.PROJECTED
-    moved = (moved | (solution.status == Status.WITHIN_TOL)) & (choice.sides != 0).any(-1)
-    if options.on_infeasible == "nearest":
-        moved = moved | (solution.status == Status.INFEASIBLE)
-    moved = moved.unsqueeze(-1)
+    # A sample lies on a flat if it has one; an accepted f, a NaN and an invalid sample have none.
+    moved = (choice.sides != 0).any(-1, keepdim=True)
     used = (choice.sides != 0).unsqueeze(-1)
     A = p.A[choice.rows] if p.A.ndim == 2 else p.A.gather(-2, choice.rows.unsqueeze(-1).expand(*choice.rows.shape, p.A.shape[-1]))
     exponent = unit_exponent(A.detach())
@@ -376,43 +374,56 @@ def _answer(problem: Problem, options: Options, plan: Enumeration | None) -> Sol
 
 
 def _opaque(p: Problem, options: Options, plan: Enumeration | None) -> Solution:
-    spec = {
-        "sides": p.sides,
-        "names": p.names,
-        "batch_shape": p.batch_shape,
-        "options": dataclasses.asdict(options),
-        "plan": None if plan is None else [plan.table.equalities, plan.minimal is not None, plan.budget],
-    }
     tables = [] if plan is None else plan.tensors()
-    value, status, rows, sides, pinv = _solve_op(p.f, p.w, p.A, p.lower, p.upper, tables, json.dumps(spec))
-    return Solution(value, status, Choice(rows, sides, pinv, status <= Status.WITHIN_TOL))
+    numbers = [] if plan is None else [plan.table.equalities, int(plan.minimal is not None), plan.budget]
+    told = ("\n".join(p.sides), "\n".join(p.names), list(p.batch_shape))
+    chosen = (options.search, options.norm, options.strict, options.on_infeasible, options.budget)
+    value, status, rows, sides, pinv = _solve_op(
+        p.f, p.w, p.A, p.lower, p.upper, tables, numbers, *told, *chosen
+    )
+    return Solution(value, status, Choice(rows, sides, pinv, status <= Status.WITHIN_TOL.value))
 
 
-def _slots(A: Tensor, tables: list[Tensor]) -> int:
+def _slots(A: Tensor, tables: Sequence[Tensor]) -> int:
     """A number of slots that is enough whatever the answer: known without looking at numbers."""
     return max(sum(A.shape[-2:]), tables[0].shape[-1] if tables else 0)
 
 
 @torch.library.custom_op("caffnet::solve", mutates_args=())
 def _solve_op(
-    f: Tensor, w: Tensor | None, A: Tensor, lower: Tensor, upper: Tensor, tables: list[Tensor], spec: str
+    f: Tensor,
+    w: Tensor | None,
+    A: Tensor,
+    lower: Tensor,
+    upper: Tensor,
+    tables: Sequence[Tensor],
+    numbers: Sequence[int],
+    sides: str,
+    names: str,
+    batch_shape: Sequence[int],
+    search: str,
+    norm: float,
+    strict: bool,
+    on_infeasible: str,
+    budget: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    told = json.loads(spec)
-    kinds, names, options = tuple(told["sides"]), tuple(told["names"]), Options(**told["options"])
+    """`solve` as one operation that tracers see from outside; the arguments are those of Problem and Options."""
+    kinds, labels = tuple(sides.splitlines()), tuple(names.splitlines())
     if tables:
-        plan = Enumeration.from_tensors(tables, *told["plan"])
+        equalities, lite, space = numbers
+        plan = Enumeration.from_tensors(tables, equalities, bool(lite), space)
     else:
-        set = AffineSet.from_parts(A, lower, upper, names, kinds)
-        plan = prepare_search(set, options.search, options.budget, False).plan
-    problem = Problem(f, w, A, lower, upper, kinds, names, tuple(told["batch_shape"]))
-    solution = solve(problem, options, plan)
+        set = AffineSet.from_parts(A, lower, upper, labels, kinds)
+        plan = prepare_search(set, search, budget, False).plan
+    problem = Problem(f, w, A, lower, upper, kinds, labels, tuple(batch_shape))
+    solution = solve(problem, Options(search, norm, strict, on_infeasible, budget), plan)
     choice = solution.choice.widen(_slots(A, tables))
     value = solution.value.clone() if solution.value is f else solution.value
     return value, solution.status, choice.rows.clone(), choice.sides.clone(), choice.pinv.to(f.dtype, copy=True)
 
 
 @_solve_op.register_fake
-def _(f: Tensor, w: Tensor | None, A: Tensor, lower: Tensor, upper: Tensor, tables: list[Tensor], spec: str):
+def _(f: Tensor, w: Tensor | None, A: Tensor, lower: Tensor, upper: Tensor, tables: Sequence[Tensor], *told: Any):
     samples, n = f.shape
     slots = _slots(A, tables)
     status = f.new_empty(samples, dtype=torch.int8)
@@ -421,22 +432,12 @@ def _(f: Tensor, w: Tensor | None, A: Tensor, lower: Tensor, upper: Tensor, tabl
 
 
 @_solve_op.register_vmap
-def _(
-    info: Any,
-    in_dims: Any,
-    f: Tensor,
-    w: Tensor | None,
-    A: Tensor,
-    lower: Tensor,
-    upper: Tensor,
-    tables: list[Tensor],
-    spec: str,
-):
+def _(info: Any, in_dims: Any, f: Tensor, w: Tensor | None, A: Tensor, lower: Tensor, upper: Tensor, *told: Any):
     """One more batch axis is more samples: fold it into the lines, and unfold the answers."""
-    size = info.batch_size
+    size, (tables, numbers, sides, names, batch_shape, *options) = info.batch_size, told
     given = {"f": (f, in_dims[0]), "w": (w, in_dims[1]), "lower": (lower, in_dims[3]), "upper": (upper, in_dims[4])}
     front = {name: _to_front(t, dim, size) for name, (t, dim) in given.items()}  # (V, B, ...)
-    lines = f.shape[0] if in_dims[0] is None else front["f"].shape[1]
+    lines = front["f"].shape[1]
     if in_dims[2] is not None or A.ndim == 3:
         if tables:
             raise ConstraintError("A set prepared per sample cannot be mapped by vmap: pass the AffineSet itself.")
@@ -444,9 +445,8 @@ def _(
         A = A if A.ndim == 4 else A.unsqueeze(1).expand(size, lines, *A.shape[1:])
         A = A.reshape(size * lines, *A.shape[2:])
     flat = {name: None if t is None else t.reshape(size * lines, t.shape[-1]) for name, t in front.items()}
-    told = json.loads(spec)
-    told["batch_shape"] = [size, *told["batch_shape"]]
-    answers = _solve_op(flat["f"], flat["w"], A, flat["lower"], flat["upper"], tables, json.dumps(told))
+    more = (tables, numbers, sides, names, [size, *batch_shape], *options)
+    answers = _solve_op(flat["f"], flat["w"], A, flat["lower"], flat["upper"], *more)
     return tuple(t.reshape(size, lines, *t.shape[1:]) for t in answers), (0,) * 5
 
 

@@ -163,11 +163,11 @@ def _rescue(
     start = torch.where(near.unsqueeze(-1), y[doubtful], goal)
     missing = torch.zeros(rows.lower.shape[0], dtype=torch.bool, device=g.device)
     for _ in range(3):
-        outcome = dual.project(some, start)
-        option = from_active(some, outcome.active, outcome.found)
+        option, blame = active.by_dual(some, start)
+        option = active.never_empty(some.to(torch.float64), option, start.double())
         point = polish(some, option, start)
-        exact = outcome.found & some.accepts(point, point)
-        usable = outcome.found & some.accepts(point, goal)
+        exact = option.found & some.accepts(point, point)
+        usable = option.found & some.accepts(point, goal)
         if (exact | ~usable).all():
             break
         start = torch.where((usable & ~exact).unsqueeze(-1), point, start)
@@ -177,17 +177,25 @@ def _rescue(
     replaced = (~kept).nonzero().squeeze(-1)
     choice = choice.put(doubtful[replaced], option.take(replaced))
     missing[doubtful] = ~(usable | near)
-    conflict = conflict.index_copy(0, doubtful, outcome.conflict.to(conflict.dtype))
+    conflict = conflict.index_copy(0, doubtful, blame.to(conflict.dtype))
     return y, choice, missing, conflict
 
 
 def polish(rows: Rows, choice: Choice, g: Tensor) -> Tensor:
-    """The closed form on γ; where it keeps the other rows, clamped so that plain bounds hold exactly."""
+    """The closed form on γ; where it keeps the other rows, clamped so that plain bounds hold exactly.
+
+    A vertex at the origin comes out as rounding noise of size ``eps |g|``, which no relative tolerance accepts (and
+    no further refinement ends): it is set to zero.
+    """
     y = flat_point(rows, choice, g)
     low, high = box_limits(rows)
     clamped = torch.where(low <= high, torch.minimum(torch.maximum(y, low), high), y)
     keeps = rows.accepts(clamped, clamped) | ~rows.accepts(y, y)
-    return torch.where(keeps.unsqueeze(-1), clamped, y)
+    y = torch.where(keeps.unsqueeze(-1), clamped, y)
+    zero = torch.zeros_like(y)
+    noise = (largest(y) <= tolerance.feasibility(rows.dtype, rows.n) * largest(g)).squeeze(-1)
+    snap = noise & ~rows.accepts(y, y) & rows.accepts(zero, zero)
+    return torch.where(snap.unsqueeze(-1), zero, y)
 
 
 def box_limits(rows: Rows) -> tuple[Tensor, Tensor]:
@@ -345,11 +353,11 @@ def _report(
         return value.index_fill(0, lost, math.nan), choice.put(lost, blank)
     some = rows.take(lost)
     start = problem.f[lost] if problem.w is None else problem.f[lost] + problem.w[lost]
-    point, option = least_violation(some, start, conflict)
+    point, option = least_violation(some, start)
     return value.index_copy(0, lost, point), choice.put(lost, option)
 
 
-def least_violation(rows: Rows, g: Tensor, conflict: Tensor) -> tuple[Tensor, Choice]:
+def least_violation(rows: Rows, g: Tensor) -> tuple[Tensor, Choice]:
     """The point nearest to `g` among those whose largest violation, in the user's units, is least.
 
     Rows relaxed by ``t`` have a common point exactly when no conflict is left, and a conflict with multipliers μ ends at
@@ -357,19 +365,19 @@ def least_violation(rows: Rows, g: Tensor, conflict: Tensor) -> tuple[Tensor, Ch
     function: it ends after finitely many) until the relaxed rows meet.
     """
     unit = times_power(torch.ones_like(rows.lower), rows.exponent.expand_as(rows.lower))  # one user's unit, scaled
-    relax = g.new_zeros(g.shape[0], 1)
-    multiplier = conflict
+    # A row whose own bounds cross needs half of the gap.
+    relax = ((rows.lower - rows.upper) / (2 * unit)).amax(-1, keepdim=True).clamp_min(0)
     for _ in range(50):
-        bound = torch.where(multiplier > 0, rows.upper, rows.lower)
-        gap = torch.where(multiplier != 0, multiplier * bound, 0.0).sum(-1, keepdim=True)
-        weight = (multiplier.abs() * unit).sum(-1, keepdim=True)
-        needed = torch.where(weight > 0, -gap / torch.where(weight > 0, weight, 1.0), 0.0)
-        relax = torch.maximum(relax, needed * (1 + tolerance.feasibility(rows.dtype, rows.n)))
         wider = rows.moved(rows.lower - relax * unit, rows.upper + relax * unit)
         outcome = dual.project(wider, g)
         if outcome.found.all() or not relax.isfinite().all():
             break
         multiplier = outcome.conflict.to(g.dtype)
+        bound = torch.where(multiplier > 0, rows.upper, rows.lower)
+        gap = torch.where(multiplier != 0, multiplier * bound, 0.0).sum(-1, keepdim=True)
+        weight = (multiplier.abs() * unit).sum(-1, keepdim=True)
+        needed = torch.where(weight > 0, -gap / torch.where(weight > 0, weight, 1.0), 0.0)
+        relax = torch.maximum(relax, needed * (1 + tolerance.feasibility(rows.dtype, rows.n)))
     option = from_active(wider, outcome.active, outcome.found)
     point = polish(wider, option, g)
     known = outcome.found & relax.squeeze(-1).isfinite()

@@ -1,8 +1,9 @@
 """The polynomial search: the sub-constraint that is active at the Euclidean projection of ``g = f + w``.
 
 That projection is always one of the paper's candidates (its active rows, reduced to independent ones, are a γ), and a
-dual active-set method finds it in about ``|γ|`` steps whatever the number of subsets. When ``w`` is not zero, the rows
-active at the projection of ``f`` give a second candidate; if it is feasible and nearer to `f`, it wins.
+dual active-set method finds it in about ``|γ|`` steps whatever the number of subsets. (Where ``g`` itself is inside, no
+row is active; then the row nearest to ``g`` is taken.) When ``w`` is not zero, the rows active at the projection of
+``f`` give a second candidate; if it is feasible and nearer to `f`, it wins.
 
 On the CPU the steps are done by DAQP (C, one sample at a time, 5 to 50 microseconds each); elsewhere, and wherever
 its answer does not pass the optimality conditions, by `dual`.
@@ -32,6 +33,7 @@ def choose(rows: Rows, f: Tensor, g: Tensor, norm: float) -> Choice:
     """
     rows, f, g = rows.to(torch.float64), f.double(), g.double()
     choice = nearest_face(rows, g)
+    choice = never_empty(rows, choice, g)
     shifted = (g != f).any(-1).nonzero().squeeze(-1)
     if shifted.numel() == 0:
         return choice
@@ -50,18 +52,40 @@ def choose(rows: Rows, f: Tensor, g: Tensor, norm: float) -> Choice:
 def nearest_face(rows: Rows, g: Tensor) -> Choice:
     """The independent rows active at the Euclidean projection of `g`."""
     if g.device.type != "cpu":
-        return _by_dual(rows, g)
+        return by_dual(rows, g)[0]
     active, solved = _daqp(rows, g)
     choice = from_active(rows, active, solved)
     doubtful = (~(solved & is_optimal(rows, choice, g))).nonzero().squeeze(-1)
     if doubtful.numel():
-        choice = choice.put(doubtful, _by_dual(rows.take(doubtful), g[doubtful]))
+        choice = choice.put(doubtful, by_dual(rows.take(doubtful), g[doubtful])[0])
     return choice
 
 
-def _by_dual(rows: Rows, g: Tensor) -> Choice:
+def never_empty(rows: Rows, choice: Choice, g: Tensor) -> Choice:
+    """The choice with `nearest_plane` where no row was chosen: a sub-constraint has at least one."""
+    free = (choice.found & (choice.sides == 0).all(-1)).nonzero().squeeze(-1)
+    return choice.put(free, nearest_plane(rows.take(free), g[free])) if free.numel() else choice
+
+
+def nearest_plane(rows: Rows, g: Tensor) -> Choice:
+    """For a `g` inside the set (while `f` is not): the single row whose plane is nearest to `g`.
+
+    The ball around `g` that touches this plane lies in the set, and the touching point is a candidate: feasible always.
+    """
+    value = apply(rows.A, g)
+    length = torch.linalg.vector_norm(rows.A, dim=-1)
+    gaps = torch.stack([rows.upper - value, value - rows.lower], -1) / length.unsqueeze(-1)  # a zero row has no plane
+    gap, side = torch.where(gaps.isfinite(), gaps, torch.inf).min(-1)
+    row = gap.argmin(-1, keepdim=True)
+    sign = torch.where(side.gather(-1, row) == 0, 1, -1).to(torch.int8)
+    active = torch.zeros(value.shape, dtype=torch.int8, device=g.device).scatter(-1, row, sign)
+    return from_active(rows, active, torch.ones(g.shape[0], dtype=torch.bool, device=g.device))
+
+
+def by_dual(rows: Rows, g: Tensor) -> tuple[Choice, Tensor]:
+    """The face of the projection of `g` by `dual`, and the multipliers of rows in conflict where there is none."""
     outcome = dual.project(rows, g)
-    return from_active(rows, outcome.active, outcome.found)
+    return from_active(rows, outcome.active, outcome.found), outcome.conflict
 
 
 def from_active(rows: Rows, active: Tensor, found: Tensor) -> Choice:

@@ -191,11 +191,14 @@ def prepare(rows: Rows, sides: Sequence[str], lite: bool, budget: int, tracing: 
     else:
         sizes = subset_sizes(sides, top, False)
     table = list_subsets(sides, sizes, budget, rows.A.device)
-    k = table.rows.shape[-1]
-    per_face = rows.n * (rows.n + k) * rows.A.element_size()
+    fits = tracing or _face_bytes(rows, table) <= budget
+    return Enumeration(table, face_list(rows, table) if fits else None, minimal, budget)
+
+
+def _face_bytes(rows: Rows, table: Table) -> int:
+    """What the pseudo-inverses of the whole list take, with the copy that is made on the way."""
     copies = 1 if rows.shared else rows.A.shape[0]
-    fits = 2 * copies * len(table) * per_face <= budget
-    return Enumeration(table, face_list(rows, table) if fits or tracing else None, minimal, budget)
+    return 2 * copies * len(table) * rows.n * (rows.n + table.rows.shape[-1]) * rows.A.element_size()
 
 
 def face_list(rows: Rows, table: Table) -> Faces:
