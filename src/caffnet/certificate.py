@@ -112,28 +112,36 @@ def _dependence(rows: list[list[Fraction]]) -> list[Fraction] | None:
     return relations[0] if len(relations) == 1 else None
 
 
-def exactly_satisfies(A: Tensor, lower: Tensor, upper: Tensor, y: Tensor, skip: Tensor) -> Tensor:
-    """Whether ``lower <= A y <= upper`` holds exactly, ``(B,)``, for y ``(B, n)``; rows in ``skip (B, m)`` are not asked.
+def surely_satisfies(A: Tensor, lower: Tensor, upper: Tensor, y: Tensor, skip: Tensor) -> Tensor:
+    """Whether a rigorous error bound proves ``lower <= A y <= upper``, ``(B,)``, for y ``(B, n)``.
 
-    A rigorous error bound settles nearly all rows; what it cannot is evaluated in rationals.
+    Rows in ``skip (B, m)`` are not asked. A point exactly on a bound is usually not proven: see `exactly_satisfies`.
     """
+    broken, unsure = _judge(A, lower, upper, y, skip)
+    return ~(broken | unsure).any(-1)
+
+
+def exactly_satisfies(A: Tensor, lower: Tensor, upper: Tensor, y: Tensor, skip: Tensor) -> Tensor:
+    """Whether ``lower <= A y <= upper`` holds exactly, ``(B,)``; what the error bound leaves open is done in rationals."""
+    broken, unsure = _judge(A, lower, upper, y, skip)
+    answer = ~broken.any(-1)
+    for b, i in (unsure & answer.unsqueeze(-1)).nonzero().tolist():
+        row = A[i] if A.ndim == 2 else A[b, i]
+        total = sum((Fraction(p) * Fraction(q) for p, q in zip(row.tolist(), y[b].tolist(), strict=True)), Fraction(0))
+        low, high = float(lower[b, i]), float(upper[b, i])
+        if (high < np.inf and total > Fraction(high)) or (low > -np.inf and total < Fraction(low)):
+            answer[b] = False
+    return answer
+
+
+def _judge(A: Tensor, lower: Tensor, upper: Tensor, y: Tensor, skip: Tensor) -> tuple[Tensor, Tensor]:
+    """Which rows ``(B, m)`` are surely broken, and which rounding leaves undecided."""
     value = y @ A.mT if A.ndim == 2 else (A @ y.unsqueeze(-1)).squeeze(-1)
     size = y.abs() @ A.abs().mT if A.ndim == 2 else (A.abs() @ y.abs().unsqueeze(-1)).squeeze(-1)
     bound = tolerance.rounding(y.dtype, y.shape[-1])
-    unsure = torch.zeros_like(skip)
-    broken = torch.zeros_like(skip)
+    unsure, broken = torch.zeros_like(skip), torch.zeros_like(skip)
     for excess, edge in ((value - upper, upper), (lower - value, lower)):
         error = bound * (size + torch.where(edge.isfinite(), edge.abs(), 0.0)) + tolerance.underflow(y.dtype)
         broken = broken | (excess > error)
         unsure = unsure | (excess.abs() <= error)
-    broken, unsure = broken & ~skip, unsure & ~skip
-    for b, i in unsure.nonzero().tolist():
-        if broken[b].any():
-            continue
-        row = A[i] if A.ndim == 2 else A[b, i]
-        total = sum((Fraction(p) * Fraction(q) for p, q in zip(row.tolist(), y[b].tolist(), strict=True)), Fraction(0))
-        low, high = float(lower[b, i]), float(upper[b, i])
-        broken[b, i] = (high < float("inf") and total > Fraction(high)) or (
-            low > -float("inf") and total < Fraction(low)
-        )
-    return ~broken.any(-1)
+    return broken & ~skip, unsure & ~skip

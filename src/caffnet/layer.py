@@ -50,7 +50,7 @@ class CAffine(nn.Module):
             self._rows = (constraint.sides, constraint.labels)
             for name in ("A", "lower", "upper"):
                 self.register_buffer(name, getattr(fixed, name).detach().clone())
-            self.register_load_state_dict_post_hook(lambda module, _: module._prepare())
+            self.register_load_state_dict_post_hook(_prepare_again)
             self._prepare()
         elif callable(constraint):
             self.constraint = constraint
@@ -94,3 +94,8 @@ class CAffine(nn.Module):
     def extra_repr(self) -> str:
         what = "input-dependent" if self._prepared is None else repr(self._prepared)
         return ", ".join([what, *(f"{name}={value!r}" for name, value in self.options.items())])
+
+
+def _prepare_again(module: CAffine, _: object) -> None:
+    """After a state dict was loaded: other rows, other factorisation."""
+    module._prepare()

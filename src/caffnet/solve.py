@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from caffnet import tolerance
-from caffnet.certificate import Conflict, conflict_of, exactly_satisfies
+from caffnet.certificate import conflict_of, exactly_satisfies, surely_satisfies
 from caffnet.errors import ConstraintError, InfeasibleError
 from caffnet.rows import Rows, apply, largest, scale_rows, times_power
 from caffnet.search import active, dual, enumeration
@@ -236,7 +236,7 @@ def _step_inside(
     g: Tensor,
     norm: float,
     equal: Tensor,
-    first: _Answer,
+    answer: _Answer,
 ) -> _Answer:
     """Aim inside by a few units in the last place, so that every inequality holds in exact arithmetic.
 
@@ -245,44 +245,40 @@ def _step_inside(
     WITHIN_TOL unless it happens to satisfy every row exactly, and INFEASIBLE if the set is proven to be empty.
     """
     share = tolerance.strict_margin(rows.dtype, rows.n)
-    size = largest(first.value)
-    answer = first
-    open_ = (first.status != Status.INFEASIBLE) & ~_proven(rows, first.value, equal)
-    for factor in (1, 4):
-        todo = open_.nonzero().squeeze(-1)
+    size = largest(answer.value)
+    unproven = answer.status != Status.INFEASIBLE
+    for factor in (1, 4, 16):
+        todo = unproven.nonzero().squeeze(-1)
         if todo.numel() == 0:
             return answer
         some, fixed = rows.take(todo), equal[todo]
-        margin = factor * share * size[todo]
-        low = some.lower + margin + factor * share * some.lower.abs()
-        high = some.upper - margin - factor * share * some.upper.abs()
+        low = some.lower + factor * share * (size[todo] + some.lower.abs())
+        high = some.upper - factor * share * (size[todo] + some.upper.abs())
         low = torch.where(fixed | some.lower.isinf(), some.lower, low)
         high = torch.where(fixed | some.upper.isinf(), some.upper, high)
         inner = _nearest(some.moved(low, high), plan.take(todo) if plan else None, f[todo], g[todo], norm)
-        holds = (inner.status != Status.INFEASIBLE) & _proven(some, inner.value, fixed)
-        settled = todo[holds]
-        picked = holds.nonzero().squeeze(-1)
-        status = answer.status.index_copy(0, settled, torch.full_like(inner.status[picked], Status.PROJECTED))
+        holds = inner.status != Status.INFEASIBLE
+        holds = holds & some.accepts(inner.value, inner.value)
+        holds = holds & surely_satisfies(some.A, some.lower, some.upper, inner.value, fixed)
+        settled, picked = todo[holds], holds.nonzero().squeeze(-1)
         answer = _Answer(
             answer.value.index_copy(0, settled, inner.value[picked]),
-            status,
+            answer.status.index_fill(0, settled, Status.PROJECTED),
             answer.choice.put(settled, inner.choice.take(picked)),
             answer.conflict.index_copy(0, todo, inner.conflict),
         )
-        open_ = open_.index_fill(0, settled, False)
-    answer.status = torch.where(open_, Status.WITHIN_TOL, answer.status)
-    for i in open_.nonzero().squeeze(-1).tolist():
+        unproven = unproven.index_fill(0, settled, False)
+    for i in unproven.nonzero().squeeze(-1).tolist():
+        here = rows.take(torch.tensor([i], device=f.device))
+        value = answer.value[i : i + 1]
+        if exactly_satisfies(here.A, here.lower, here.upper, value, equal[i : i + 1]):
+            answer.status[i] = Status.PROJECTED
+            continue
         A = rows.A if rows.shared else rows.A[i]
-        names = ("",) * rows.m
-        found = conflict_of(*(t.numpy() for t in (A, rows.lower[i], rows.upper[i], answer.conflict[i])), names)
-        if found.proven:
-            answer.status[i] = Status.INFEASIBLE
+        data = (t.double().cpu().numpy() for t in (A, rows.lower[i], rows.upper[i], answer.conflict[i]))
+        empty = conflict_of(*data, names=("",) * rows.m).proven
+        answer.status[i] = Status.INFEASIBLE if empty else Status.WITHIN_TOL
     return answer
-
-
-def _proven(rows: Rows, y: Tensor, equal: Tensor) -> Tensor:
-    """Whether every inequality holds at `y` in exact arithmetic, and every equality up to rounding."""
-    return rows.accepts(y, y) & exactly_satisfies(rows.A, rows.lower, rows.upper, y, equal)
 
 
 # ------------------------------------------------------------------------------------------------- bad samples
