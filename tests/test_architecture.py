@@ -15,7 +15,10 @@ ROOT = Path(caffnet.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 
 # The order in which modules may import: only from the left.
-ORDER = "errors tolerance constraints rows search certificate solve preparation projection layer model training".split()
+ORDER = [
+    *("errors", "tolerance", "constraints", "rows", "search", "certificate", "problem", "failures", "solve"),
+    *("preparation", "dispatch", "projection", "layer", "model", "training"),
+]
 CORE = {*ORDER, "backbones", "__init__"}
 
 
@@ -94,12 +97,12 @@ def test_every_number_that_decides_lives_in_tolerance():
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Constant) and isinstance(node.value, float):
-                assert node.value == 0 or 1e-3 < abs(node.value) or abs(node.value) > 1e20, f"{path.name}: {node.value}"
+                assert node.value == 0 or abs(node.value) > 1e-3, f"{path.name}: {node.value}"
 
 
 def test_the_public_names():
-    expected = (
-        "AffineSet project Projection Status prepare CAffine CAffNet FeedForward Transformer ConstraintError InfeasibleError"
-    )
+    expected = """
+    AffineSet project Projection Status prepare CAffine CAffNet FeedForward Transformer ConstraintError InfeasibleError
+    """
     assert sorted(caffnet.__all__) == sorted(expected.split())
     assert all(getattr(caffnet, name).__doc__ for name in caffnet.__all__)

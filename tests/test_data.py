@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from helpers import needs_data, set_of, stored_index, stored_problem
 
 from caffnet import InfeasibleError, Status, project
+from helpers import needs_data, set_of, stored_index, stored_problem
 
 pytestmark = needs_data
 
@@ -60,7 +60,7 @@ def test_bounds_that_depend_on_the_input(name: str):
     from caffnet import AffineSet
 
     n = problem["A"].shape[-1]
-    tensors = {k: torch.as_tensor(v) for k, v in batch.items() if k in "A b C d l u".split()}
+    tensors = {k: torch.as_tensor(v) for k, v in batch.items() if k in ["A", "b", "C", "d", "l", "u"]}
     set = AffineSet.inequality(tensors["A"].reshape(-1, n), tensors["b"])
     set = set & AffineSet.equality(tensors["C"].reshape(-1, n), tensors["d"])
     set = set & AffineSet.box(tensors["l"], tensors["u"])

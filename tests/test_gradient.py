@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from helpers import data_module, needs_data
 from torch.autograd import gradcheck, gradgradcheck
 
 from caffnet import AffineSet, Status, project
+from helpers import data_module, needs_data
 
 DOUBLE = torch.float64
 
@@ -16,8 +16,8 @@ DOUBLE = torch.float64
 def faces(n: int, k: int, e: int, shared: bool, samples: int = 2):
     """Data for which every sample lands on a face with exactly k inequalities and e equalities, far from a kink.
 
-    The face is chosen first: ``y`` satisfies its rows with equality and all others with room; ``f`` leaves along positive
-    multiples of the rows, so that y is its projection.
+    The face is chosen first: ``y`` satisfies its rows with equality and all others with room; ``f`` leaves along
+    positive multiples of the rows, so that y is its projection.
     """
     random = torch.Generator().manual_seed(100 * n + 10 * k + e)
     batch = () if shared else (samples,)
@@ -180,7 +180,7 @@ def test_the_tangent_gradient_lives_where_the_exact_one_dies():
 
 
 def test_with_the_tangent_option_the_gradients_of_the_constraints_stay_exact():
-    f, w, A, lower, upper, C, d = faces(3, 2, 0, False)
+    f, w, A, lower, upper, *_ = faces(3, 2, 0, False)
     grads = []
     for gradient in ("exact", "tangent"):
         value = project(f, AffineSet(A, lower, upper), w, gradient=gradient).value

@@ -22,7 +22,10 @@ def test_the_errors_are_value_errors():
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: AffineSet([1.0, 2.0]), r"A must have shape \(..., m, n\), got \(2,\). A single row a is written \[a\]"),
+        (
+            lambda: AffineSet([1.0, 2.0]),
+            r"A must have shape \(..., m, n\), got \(2,\). A single row a is written \[a\]",
+        ),
         (lambda: AffineSet([[1.0, 2.0]], upper=[1.0, 2.0]), r"upper bound must have shape \(..., 1\).*got \(2,\)"),
         (lambda: AffineSet(torch.ones(3, 2, 2), upper=torch.ones(3, 2, 1)), r"squeeze\(-1\)"),
         (lambda: AffineSet(torch.ones(3, 1, 2), upper=torch.ones(3, 1, 1)), r"more batch axes than A"),
@@ -34,7 +37,10 @@ def test_the_errors_are_value_errors():
         (lambda: AffineSet([["a"]]), "A cannot be read as an array of numbers"),
         (lambda: AffineSet([[1.0], [1.0, 2.0]]), "A cannot be read as an array of numbers"),
         (lambda: AffineSet(torch.ones(1, 1).half()), r"A is torch.float16; .*write A.float\(\)"),
-        (lambda: AffineSet(torch.ones(1, 1), upper=torch.ones(1).double()), "A is torch.float32, upper is torch.float64"),
+        (
+            lambda: AffineSet(torch.ones(1, 1), upper=torch.ones(1).double()),
+            "A is torch.float32, upper is torch.float64",
+        ),
         (lambda: AffineSet(torch.ones(1, 1), upper=torch.ones(1, device="meta")), "must be on one device"),
         (lambda: BOX & AffineSet.box(0.0, 1.0, dim=3), "same outputs, got n=2 and n=3"),
         (lambda: BOX.to(torch.float32) & AffineSet.box(*torch.ones(2, 2).double()), "share one number type"),
@@ -100,19 +106,31 @@ def test_violation_and_contains_measure_from_the_data():
         (lambda: project(torch.zeros(3), BOX), r"f must have shape \(..., 2\) .*got \(3,\)"),
         (lambda: project(torch.tensor(0.0), BOX), r"f must have shape \(..., 2\)"),
         (lambda: project(torch.zeros(2), BOX, torch.zeros(3)), r"w must have shape \(..., 2\)"),
-        (lambda: project(torch.zeros(4, 2), BOX, torch.zeros(3, 2)), r"w must have the shape of f \(4, 2\), got \(3, 2\)"),
+        (
+            lambda: project(torch.zeros(4, 2), BOX, torch.zeros(3, 2)),
+            r"w must have the shape of f \(4, 2\), got \(3, 2\)",
+        ),
         (lambda: project(torch.zeros(2), BOX, torch.zeros(2).double()), r"w must match f"),
         (lambda: project(torch.zeros(2), [[1.0]]), r"must be an AffineSet, got list"),
         (lambda: project(torch.zeros(2).double(), BOX.to(torch.float32)), r"write set.to\(torch.float64\)"),
-        (lambda: project(torch.zeros(2), BOX, search="best"), "search must be one of auto, full, lite, active, got 'best'"),
+        (
+            lambda: project(torch.zeros(2), BOX, search="best"),
+            "search must be one of auto, full, lite, active, got 'best'",
+        ),
         (lambda: project(torch.zeros(2), BOX, on_infeasible="no"), "on_infeasible must be one of raise, nearest, nan"),
         (lambda: project(torch.zeros(2), BOX, gradient="no"), "gradient must be one of exact, tangent"),
         (lambda: project(torch.zeros(2), BOX, norm=0.5), r"norm must be a p in \[1, inf\], got 0.5"),
         (lambda: project(torch.zeros(2), BOX, budget=0), "budget must be a positive number of bytes"),
         (lambda: project(torch.zeros(3, 2), AffineSet.inequality(torch.ones(2, 1, 2), 1.0)), "do not broadcast"),
         (lambda: project(torch.zeros(3, 2), AffineSet.inequality(torch.ones(3, 1, 1, 2), 1.0)), "more batch axes"),
-        (lambda: project(torch.zeros(2), prepare(BOX.to(torch.float64))), r"prepared in torch.float64, f is torch.float32"),
-        (lambda: project(torch.zeros(2), prepare(BOX.to(torch.float32), "lite"), search="full"), "prepared for search='lite'"),
+        (
+            lambda: project(torch.zeros(2), prepare(BOX.to(torch.float64))),
+            r"prepared in torch.float64, f is torch.float32",
+        ),
+        (
+            lambda: project(torch.zeros(2), prepare(BOX.to(torch.float32), "lite"), search="full"),
+            "prepared for search='lite'",
+        ),
         (lambda: prepare(BOX, "best"), "search must be one of"),
     ],
 )

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from helpers import length, literal_candidates, random_problem, satisfies
 
 from caffnet import Status, prepare, project
+from helpers import length, literal_candidates, random_problem, satisfies
 
 NORMS = (1, 1.5, 2, 3, np.inf)
 SEEDS = range(1000)

@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 import torch
-from helpers import nasty_cases, needs_data, set_of
 
 from caffnet import AffineSet, ConstraintError, InfeasibleError, Status, project
+from helpers import nasty_cases, needs_data, set_of
 
 CASES = {case["name"]: case for case in nasty_cases()}
 SEARCHES = ("auto", "active")

@@ -6,9 +6,9 @@ from fractions import Fraction
 
 import pytest
 import torch
-from helpers import needs_data, set_of, stored_index, stored_problem
 
 from caffnet import AffineSet, InfeasibleError, Status, project
+from helpers import needs_data, set_of, stored_index, stored_problem
 
 
 def holds_exactly(set: AffineSet, y: torch.Tensor) -> list[bool]:
@@ -79,7 +79,9 @@ def test_a_set_without_interior_says_so(search: str):
     """A segment between opposite rows: the point is within rounding, and the status tells."""
     third = 1 / 3
     rows = torch.tensor([[third, 0.7], [-third, -0.7]], dtype=torch.float64)
-    answer = project(torch.tensor([3.0, 1.0]).double(), AffineSet.inequality(rows, [0.1, -0.1]), strict=True, search=search)
+    answer = project(
+        torch.tensor([3.0, 1.0]).double(), AffineSet.inequality(rows, [0.1, -0.1]), strict=True, search=search
+    )
     exact = holds_exactly(AffineSet.inequality(rows, [0.1, -0.1]), answer.value.unsqueeze(0))[0]
     assert answer.status == (Status.PROJECTED if exact else Status.WITHIN_TOL)
     assert answer.violation <= 1e-15
@@ -89,7 +91,7 @@ def test_a_set_empty_by_one_unit_in_the_last_place_is_infeasible_in_strict_mode(
     up = torch.nextafter(torch.tensor(1.0).double(), torch.tensor(2.0).double())
     set = AffineSet.inequality(torch.tensor([[1.0], [-1.0]]).double(), torch.stack([torch.tensor(1.0).double(), -up]))
     assert project(torch.zeros(1).double(), set).status == Status.WITHIN_TOL
-    with pytest.raises(InfeasibleError, match="row 0 .*row 1"):
+    with pytest.raises(InfeasibleError, match=r"row 0 .*row 1"):
         project(torch.zeros(1).double(), set, strict=True)
 
 

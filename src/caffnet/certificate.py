@@ -49,14 +49,18 @@ class Conflict:
         return f"{parts}: together they miss by {-self.gap:.4g}" + ("" if self.proven else " (up to rounding)")
 
 
-def conflict_of(
-    A: np.ndarray, lower: np.ndarray, upper: np.ndarray, multipliers: np.ndarray, names: tuple[str, ...]
-) -> Conflict:
+def conflict_of(A: Tensor, lower: Tensor, upper: Tensor, multipliers: Tensor, names: tuple[str, ...]) -> Conflict:
     """Turn approximate multipliers ``(m,)`` of one sample, in the user's units, into a checked certificate.
 
     The rows with a non-zero multiplier are taken as they are, in rationals; their exact linear dependence replaces the
     rounded multipliers, and signs and gap are then checked exactly.
     """
+    return _conflict_of(*(t.detach().double().cpu().numpy() for t in (A, lower, upper, multipliers)), names=names)
+
+
+def _conflict_of(
+    A: np.ndarray, lower: np.ndarray, upper: np.ndarray, multipliers: np.ndarray, *, names: tuple[str, ...]
+) -> Conflict:
     rows = [int(i) for i in np.flatnonzero(multipliers)]
     if not rows:
         return Conflict((), (), (), 0.0, False)
@@ -122,7 +126,7 @@ def surely_satisfies(A: Tensor, lower: Tensor, upper: Tensor, y: Tensor, skip: T
 
 
 def exactly_satisfies(A: Tensor, lower: Tensor, upper: Tensor, y: Tensor, skip: Tensor) -> Tensor:
-    """Whether ``lower <= A y <= upper`` holds exactly, ``(B,)``; what the error bound leaves open is done in rationals."""
+    """Whether ``lower <= A y <= upper`` holds exactly, ``(B,)``: what the bound leaves open is done in rationals."""
     broken, unsure = _judge(A, lower, upper, y, skip)
     answer = ~broken.any(-1)
     for b, i in (unsure & answer.unsqueeze(-1)).nonzero().tolist():
@@ -139,9 +143,10 @@ def _judge(A: Tensor, lower: Tensor, upper: Tensor, y: Tensor, skip: Tensor) -> 
     value = y @ A.mT if A.ndim == 2 else (A @ y.unsqueeze(-1)).squeeze(-1)
     size = y.abs() @ A.abs().mT if A.ndim == 2 else (A.abs() @ y.abs().unsqueeze(-1)).squeeze(-1)
     bound = tolerance.rounding(y.dtype, y.shape[-1])
+    exact = (A == 0).all(-1)  # 0 <= b needs no arithmetic
     unsure, broken = torch.zeros_like(skip), torch.zeros_like(skip)
     for excess, edge in ((value - upper, upper), (lower - value, lower)):
         error = bound * (size + torch.where(edge.isfinite(), edge.abs(), 0.0)) + tolerance.underflow(y.dtype)
-        broken = broken | (excess > error)
-        unsure = unsure | (excess.abs() <= error)
+        broken = broken | (excess > torch.where(exact, 0.0, error))
+        unsure = unsure | ((excess.abs() <= error) & ~exact)
     return broken & ~skip, unsure & ~skip

@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor  # pyright: ignore[reportMissingImports]
 
 from caffnet import tolerance
 from caffnet.errors import ConstraintError, DtypeError
@@ -375,7 +376,7 @@ def has_numbers(t: Tensor) -> bool:
     """False for tensors that only stand for numbers: meta, fake (tracing) and mapped (torch.func) ones."""
     if t.device.type == "meta" or type(t) not in (Tensor, torch.nn.Parameter, torch.nn.Buffer):
         return False
-    return not torch._C._functorch.is_functorch_wrapped_tensor(t)
+    return not is_functorch_wrapped_tensor(t)
 
 
 def _meet(first: AffineSet, second: AffineSet) -> tuple[AffineSet, AffineSet]:

@@ -39,10 +39,12 @@ class Rows:
 
     @property
     def m(self) -> int:
+        """The number of rows."""
         return self.A.shape[-2]
 
     @property
     def n(self) -> int:
+        """The number of outputs."""
         return self.A.shape[-1]
 
     @property

@@ -20,6 +20,7 @@ from caffnet import tolerance
 from caffnet.rows import Rows, apply, largest, magnitude, product
 from caffnet.search import dual
 from caffnet.search.contract import Choice, distance
+from caffnet.search.flat import flat_point, gather_rows
 
 _INFINITE = 1e30  # DAQP's word for "no bound"
 _EQUALITY = 5  # DAQP's flag for a row that is always active
@@ -121,32 +122,6 @@ def from_active(rows: Rows, active: Tensor, found: Tensor) -> Choice:
     return Choice(order, sides, pinv * filled.unsqueeze(-2), found)
 
 
-def gather_rows(rows: Rows, order: Tensor) -> Tensor:
-    """The rows of each sample's slots, ``(B, k, n)``."""
-    if rows.shared:
-        return rows.A[order]
-    return rows.A.gather(-2, order.unsqueeze(-1).expand(*order.shape, rows.n))
-
-
-def targets(rows: Rows, choice: Choice) -> Tensor:
-    """The bound that each slot is held at, ``(B, k)``."""
-    bound = torch.where(choice.sides > 0, rows.upper.gather(-1, choice.rows), rows.lower.gather(-1, choice.rows))
-    return torch.where((choice.sides != 0) & bound.isfinite(), bound, 0.0)
-
-
-def flat_point(rows: Rows, choice: Choice, g: Tensor) -> Tensor:
-    """The projection of `g` on the chosen flat, ``y = A_γ⁺ b_γ + (I - A_γ⁺ A_γ) g``, with one refinement.
-
-    Not ``g - A_γ⁺(A_γ g - b_γ)``: that loses ``b`` when ``g`` is far away. The refinement removes what rounding left
-    of ``g`` in the directions that the rows fix. Computed in the type of ``A_γ⁺``, returned in that of `g`.
-    """
-    kind, rows, g = g.dtype, rows.to(choice.pinv.dtype), g.to(choice.pinv.dtype)
-    chosen = gather_rows(rows, choice.rows) * (choice.sides != 0).unsqueeze(-1)
-    target = targets(rows, choice)
-    y = product(choice.pinv, target) + (g - product(choice.pinv, product(chosen, g)))
-    return (y - product(choice.pinv, product(chosen, y) - target)).to(kind)
-
-
 def is_optimal(rows: Rows, choice: Choice, g: Tensor) -> Tensor:
     """Whether the chosen flat gives the Euclidean projection: feasible, and multipliers of the right sign."""
     y = flat_point(rows, choice, g)
@@ -182,7 +157,15 @@ def _daqp(rows: Rows, g: Tensor) -> tuple[Tensor, Tensor]:
         for level in levels:
             allowed = level if level == levels[0] else min(level * unit[i], 0.1)
             _, _, flag, info = daqp.solve(
-                identity, zero, matrix, high[i], low[i], sense[i], primal_tol=allowed, dual_tol=levels[0], iter_limit=10_000
+                identity,
+                zero,
+                matrix,
+                high[i],
+                low[i],
+                sense[i],
+                primal_tol=allowed,
+                dual_tol=levels[0],
+                iter_limit=10_000,
             )
             multiplier = np.asarray(info["lam"])
             solved[i] = flag == _OPTIMAL and np.isfinite(multiplier).all()

@@ -63,7 +63,9 @@ def _run(rows: Rows, g: Tensor) -> Outcome:
     conflict = g.new_zeros(samples, m)
     # A row whose own bounds cross is in conflict with itself.
     share = tolerance.feasibility(rows.dtype, n)
-    crossed = rows.lower - rows.upper > share * (magnitude(rows.lower) + magnitude(rows.upper)) + tolerance.underflow(rows.dtype)
+    crossed = rows.lower - rows.upper > share * (magnitude(rows.lower) + magnitude(rows.upper)) + tolerance.underflow(
+        rows.dtype
+    )
     conflict = torch.where(crossed, 1.0, conflict)
     live = (~crossed.any(-1)).nonzero().squeeze(-1)
     for _ in range(20 * (m + n) + 100):

@@ -54,6 +54,7 @@ class Table:
         return (self.sides[:, self.equalities :] != 0).sum(-1)
 
     def part(self, start: int, stop: int) -> Table:
+        """Some of the sub-constraints."""
         return Table(self.rows[start:stop], self.sides[start:stop], self.equalities)
 
 
@@ -91,9 +92,9 @@ def list_subsets(sides: Sequence[str], sizes: Sequence[int], budget: int, device
     slots = len(equalities) + max(sizes, default=0)
     if count * slots * 9 > budget:  # a row number (8 bytes) and a side (1 byte) in each slot
         raise BudgetError(
-            f"The search would list {count:.3g} sub-constraints, {count * slots * 9 / 2**20:.3g} MiB for the list alone; "
-            f'the budget is {budget / 2**20:.3g} MiB. Use search="active", which needs no list, or search="auto", '
-            "or raise budget= (bytes)."
+            f"The search would list {count:.3g} sub-constraints, {count * slots * 9 / 2**20:.3g} MiB for the list "
+            f'alone; the budget is {budget / 2**20:.3g} MiB. Use search="active", which needs no list, '
+            'or search="auto", or raise budget= (bytes).'
         )
     options = [
         (row, sign)
@@ -159,6 +160,7 @@ class Enumeration:
 
     @classmethod
     def from_tensors(cls, tensors: Sequence[Tensor], equalities: int, lite: bool, budget: int) -> Enumeration:
+        """From `tensors` and the numbers that are not tensors."""
         rows, sides, *rest = tensors
         minimal = rest.pop(0) if lite else None
         return cls(Table(rows, sides, equalities), Faces(*rest) if rest else None, minimal, budget)
@@ -248,7 +250,13 @@ def choose_at_once(rows: Rows, plan: Enumeration, f: Tensor, g: Tensor, norm: fl
         lengths = torch.cat(
             [
                 _lengths(
-                    rows, (part := table.part(start, start + chunk)), _part(rows, part, faces, start), plan.minimal, f, g, norm
+                    rows,
+                    (part := table.part(start, start + chunk)),
+                    _part(rows, part, faces, start),
+                    plan.minimal,
+                    f,
+                    g,
+                    norm,
                 )
                 for start in range(0, len(table), chunk)
             ],
