@@ -47,8 +47,8 @@ MUTANTS = {
     ),
     "rows are not scaled": (
         "rows.py",
-        "    return -(first + second)\n",
-        "    return 0 * (first + second)\n",
+        "    return -torch.where(positive,",
+        "    return 0 * torch.where(positive,",
         "test_nasty.py::test_16_rows_near_the_end_of_float32 test_properties.py",
     ),
     "the wrong side of a two-sided row": (
