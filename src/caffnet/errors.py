@@ -29,7 +29,7 @@ class InfeasibleError(ConstraintError):
 
     Attributes:
         samples: the batch indices of the infeasible samples, each a tuple of ints.
-        conflicts: one ``Conflict`` per sample: the rows that cannot hold together, with their multipliers.
+        conflicts: for the first five of them, a ``Conflict`` each: rows that cannot hold together, with multipliers.
     """
 
     def __init__(self, message: str, samples: list[tuple[int, ...]], conflicts: list[Conflict]):

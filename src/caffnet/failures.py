@@ -122,18 +122,19 @@ def _relaxed(rows: Rows, amount: Tensor) -> Rows:
     return rows.moved(rows.lower - amount, rows.upper + amount)
 
 
+_EXPLAINED = 5  # exact certificates cost milliseconds each; nobody reads a thousand
+
+
 def _error(problem: Problem, rows: Rows, lost: Tensor, conflict: Tensor) -> InfeasibleError:
     """The exception: which samples, and which of their rows exclude each other."""
-    units = times_power(conflict, (rows.exponent if rows.shared else rows.exponent[lost]))
-    samples, conflicts = [], []
-    for place, i in enumerate(lost.tolist()):
+    units = times_power(conflict, rows.exponent if rows.shared else rows.exponent[lost])
+    samples = [sample_index(i, problem.batch_shape) for i in lost.tolist()]
+    conflicts = []
+    for i, multipliers in zip(lost[:_EXPLAINED].tolist(), units, strict=False):
         A = problem.A if problem.A.ndim == 2 else problem.A[i]
-        conflicts.append(conflict_of(A, problem.lower[i], problem.upper[i], units[place], problem.names))
-        samples.append(sample_index(i, problem.batch_shape))
-    lines = [
-        f"  sample {index or '()'}: {conflict}" for index, conflict in zip(samples[:5], conflicts[:5], strict=True)
-    ]
-    more = f"\n  ... and {len(samples) - 5} more" if len(samples) > 5 else ""
+        conflicts.append(conflict_of(A, problem.lower[i], problem.upper[i], multipliers, problem.names))
+    lines = [f"  sample {index or '()'}: {told}" for index, told in zip(samples, conflicts, strict=False)]
+    more = f"\n  ... and {len(samples) - len(conflicts)} more" if len(samples) > len(conflicts) else ""
     return InfeasibleError(
         f"No point satisfies the constraints of {len(samples)} of {problem.f.shape[0]} samples:\n"
         + "\n".join(lines)
