@@ -75,7 +75,7 @@ class FSNet(Method):
 
     def enforce(self, f: Tensor, set: AffineSet) -> Tensor:
         """Seek a feasible point from f."""
-        shared, history = self._seek(f, set, self.unrolled, [])
+        shared, history = self._seek(f, set, min(self.unrolled, self.iterations), [])
         if self.iterations <= self.unrolled:
             return shared
         with torch.no_grad():
@@ -105,7 +105,7 @@ class FSNet(Method):
         stop = self.tolerance if self.training else self.test_tolerance
         for _ in range(iterations):
             cost = self._cost(set, y)
-            if float(cost) / self.scale < stop or float(gradient.norm()) < self.gradient_tolerance:
+            if float(cost.detach()) / self.scale < stop or float(gradient.detach().norm()) < self.gradient_tolerance:
                 break
             direction = self._direction(gradient, history)
             step = self._backtrack(set, y, cost, gradient, direction)

@@ -33,7 +33,7 @@ def fit(
     """
     if not method.differentiable:
         raise UnsupportedError(
-            f"{method.title} is an optimiser: there is nothing to train. Call it on the test inputs."
+            f"{method.title} is an optimiser, nothing is trained: call it on the test inputs."
         )
     optimizer = torch.optim.Adam(method.parameters(), lr=lr)
     generator = torch.Generator().manual_seed(seed)
