@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 from torch import nn
@@ -14,7 +16,7 @@ def test_violation_decreases_with_the_iterations(mixed: AffineSet):
         float(mixed.violation(DC3(nn.Identity(), mixed, lr=1e-3, test_steps=t).eval()(f)).sum())
         for t in (0, 5, 20, 80, 320)
     ]
-    assert all(later < earlier for earlier, later in zip(worst, worst[1:], strict=False))
+    assert all(later < earlier for earlier, later in pairwise(worst))
     assert worst[-1] < 0.05 * worst[0]
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 from torch import nn
@@ -8,14 +10,13 @@ from caffnet import AffineSet
 from caffnet.methods import FSNet
 
 
-
 def test_violation_decreases_with_the_iterations(mixed: AffineSet):
     f = 3 * torch.randn(100, 5, dtype=torch.float64)
     costs = [
         float(mixed.violation(FSNet(nn.Identity(), mixed, iterations=k).eval()(f)).square().sum())
         for k in (1, 3, 10, 50)
     ]
-    assert all(later < earlier for earlier, later in zip(costs, costs[1:], strict=False))
+    assert all(later < earlier for earlier, later in pairwise(costs))
     assert costs[-1] / 100 < 1e-9  # its own stopping rule: the mean squared violation of a sample
     assert mixed.violation(FSNet(nn.Identity(), mixed).eval()(f)).max() > 0  # to a tolerance, not exactly
 

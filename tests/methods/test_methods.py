@@ -6,6 +6,7 @@ import ast
 import copy
 import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,17 +14,23 @@ from torch import nn
 
 import caffnet.methods
 from caffnet import AffineSet, ConstraintError, FeedForward, Transformer
-from caffnet.methods import METHODS, AffineOn, Guarantee, Method, Penalty, UnsupportedError, fit
+from caffnet.methods import METHODS, POLICE, AffineOn, Guarantee, Method, Penalty, UnsupportedError, fit
 
 NAMES = [
     "soft", "police", "kkt_hpinn", "acnet", "dc3", "fsnet", "hardnet", "frerix", "cdgm", "rayen", "posthoc",
     "orthogonal", "ipopt", "caffnet-ff", "caffnet-tf", "caffnet-lite",
 ]  # fmt: skip
-LAYER = {"posthoc", "orthogonal", "caffnet-ff", "caffnet-tf", "caffnet-lite"}  # built on `CAffine`, which is not pickled
+LAYER = {
+    "posthoc",
+    "orthogonal",
+    "caffnet-ff",
+    "caffnet-tf",
+    "caffnet-lite",
+}  # built on `CAffine`, which is not pickled
 OURS = {"caffnet.py", "orthogonal.py", "posthoc.py"}
 
 
-def build(name: str, dtype: torch.dtype = torch.float64, **hyper) -> Method:
+def build(name: str, dtype: torch.dtype = torch.float64, **hyper: Any) -> Method:
     """A method on a constraint it supports: 4 inputs, 3 outputs."""
     backbone = Transformer(4, 3, width=12) if name == "caffnet-tf" else FeedForward(4, 3, hidden=16, layers=2)
     if name in ("kkt_hpinn", "acnet"):
@@ -31,7 +38,7 @@ def build(name: str, dtype: torch.dtype = torch.float64, **hyper) -> Method:
     elif name == "frerix":
         constraint = AffineSet.inequality(torch.tensor([[1.0, -1.0, 0.0], [0.0, 1.0, -1.0]], dtype=dtype), 0.0)
     elif name == "police":
-        return METHODS[name](backbone.to(dtype), AffineOn(torch.eye(4, dtype=dtype)), **hyper)
+        return POLICE(backbone.to(dtype), AffineOn(torch.eye(4, dtype=dtype)), **hyper)
     else:
         constraint = AffineSet.inequality(torch.ones(1, 3, dtype=dtype), [-1.0])
     return METHODS[name](backbone.to(dtype), constraint, **hyper)
@@ -63,7 +70,7 @@ def test_exact_methods_satisfy_what_they_support(name: str, dtype: torch.dtype):
 
 @pytest.mark.parametrize("name", [n for n in NAMES if METHODS[n].differentiable])
 def test_one_loop_trains_each_of_them(name: str):
-    options = {"lr": 1e-2} if name == "dc3" else {}
+    options: dict[str, Any] = {"lr": 1e-2} if name == "dc3" else {}
     method = build(name, **options)
     x = torch.randn(64, 4, dtype=torch.float64)
     target = torch.stack([x[:, 0], x[:, 1] - 1, x[:, 2] + 1], -1)
@@ -123,7 +130,7 @@ def test_the_backbone_must_have_the_sets_outputs():
 
 def test_data_are_not_cast_behind_the_users_back():
     method = METHODS["hardnet"](nn.Identity(), AffineSet.box(torch.zeros(2, dtype=torch.float64), 1.0))
-    with pytest.raises(ConstraintError, match="float32, the constraints are torch.float64"):
+    with pytest.raises(ConstraintError, match=r"float32, the constraints are torch\.float64"):
         method(torch.zeros(2, 2))
 
 

@@ -32,9 +32,7 @@ def fit(
         seed: of the shuffling.
     """
     if not method.differentiable:
-        raise UnsupportedError(
-            f"{method.title} is an optimiser, nothing is trained: call it on the test inputs."
-        )
+        raise UnsupportedError(f"{method.title} is an optimiser, nothing is trained: call it on the test inputs.")
     optimizer = torch.optim.Adam(method.parameters(), lr=lr)
     generator = torch.Generator().manual_seed(seed)
     history = []
