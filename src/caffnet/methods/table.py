@@ -23,8 +23,8 @@ from caffnet.errors import ConstraintError
 from caffnet.methods import METHODS, POLICE, AffineOn, Method, fit
 from caffnet.methods.families import FAMILIES, INPUTS, OUTPUTS, Constraint, Draw
 
-#: A sample counts as violated above this (the paper's threshold); rows have length one.
-THRESHOLD = 1e-6
+#: A sample counts as violated above this, in float64 the paper's threshold; rows have length one.
+THRESHOLD = {torch.float64: 1e-6, torch.float32: 1e-4}
 
 #: Where the table leaves a published default, for the better: DC3's 1e-7 and 10 steps were tuned for rows of another
 #: size, and its completion diverges where C(x) turns so far that a pivot passes near zero.
@@ -172,7 +172,7 @@ def measure(
         "training epochs": epochs,
         "seed": seed,
         "dtype": str(dtype).removeprefix("torch."),
-        "violated above": THRESHOLD,
+        "violated above": THRESHOLD[dtype],
         "outputs": OUTPUTS,
         "settings": SETTINGS,
         "torch": torch.__version__,
@@ -208,8 +208,8 @@ def _cell(name: str, family: str, problems: int, inputs: int, epochs: int, seed:
             continue
         broken = _largest(output.set, output.y)
         worst.append(float(broken.max()))
-        violated.append(float((broken > THRESHOLD).double().mean()))
-        raw.append(float((_largest(output.set, output.raw) > THRESHOLD).double().mean()))
+        violated.append(float((broken > THRESHOLD[dtype]).double().mean()))
+        raw.append(float((_largest(output.set, output.raw) > THRESHOLD[dtype]).double().mean()))
     batch, seconds = _speed(_build(name, cases[0][0], seed, dtype, options).eval(), family, seed, dtype)
     before, after, trained = _train(name, family, epochs, seed, dtype, options)
     return Cell(
@@ -253,7 +253,7 @@ def _build(name: str, constraint: Constraint, seed: int, dtype: torch.dtype, opt
 
 
 def _speed(method: Method, family: str, seed: int, dtype: torch.dtype) -> tuple[int, float]:
-    """Seconds per sample, the median of five calls after one to warm up. An optimiser, a loop anyway, gets 20 samples."""
+    """Seconds per sample, the median of five calls after one to warm up. An optimiser, a loop, gets 20 samples."""
     batch = 1000 if method.differentiable else 20
     _, x = _case(family, seed, batch, dtype)
     took = []
@@ -310,10 +310,11 @@ def _claims(name: str, cells: list[Cell], seed: int, dtype: torch.dtype) -> list
     mine = [cell for cell in cells if cell.method == name]
     claims = []
     if name == "police":
-        worst = affine_deviation(seed, dtype)
-        holds = worst < 1e-3 * torch.finfo(dtype).eps ** 0.5
-        evidence = f"largest deviation from an affine map at 1000 interior points: {worst:.1e}"
-        claims.append(Claim(name, "Always affine on R", holds, evidence))
+        history, worst = affine_deviation(seed, dtype)
+        holds = worst < 1e3 * torch.finfo(dtype).eps
+        evidence = f"largest deviation from an affine map at 1000 interior points {worst:.1e}, "
+        evidence += f"after a training that took the loss from {history[0]:.3g} to {history[-1]:.3g}"
+        claims.append(Claim(name, "Satisfaction: Always, affine on R", holds, evidence))
         claims.append(Claim(name, "y = A x + b", False, "the map is affine, but A and b are learned, not chosen"))
     elif satisfaction.startswith("Always"):
         inside = [cell for cell in mine if cell.supported]
@@ -333,7 +334,7 @@ def _claims(name: str, cells: list[Cell], seed: int, dtype: torch.dtype) -> list
         evidence = ", ".join(f"{k} iterations: {v:.1e}" for k, v in zip(steps, sizes, strict=True))
         claims.append(Claim(name, f"Satisfaction: {satisfaction}", falls, f"mean violation after {evidence}"))
     elif satisfaction == "No":
-        broken = [cell for cell in mine if cell.trained_worst > THRESHOLD]
+        broken = [cell for cell in mine if cell.trained_worst > THRESHOLD[dtype]]
         evidence = f"violated after training in {len(broken)} of {len(mine)} families"
         claims.append(Claim(name, "Satisfaction: No", bool(broken), evidence))
     if support != "-" and name != "police":
@@ -350,15 +351,23 @@ def _claims(name: str, cells: list[Cell], seed: int, dtype: torch.dtype) -> list
     return claims
 
 
-def affine_deviation(seed: int = 0, dtype: torch.dtype = torch.float64, points: int = 1000) -> float:
-    """How far POLICE's map is from affine: its largest difference to the mixture of its values at the vertices."""
+def affine_deviation(
+    seed: int = 0, dtype: torch.dtype = torch.float64, points: int = 1000, epochs: int = 40
+) -> tuple[list[float], float]:
+    """Train POLICE on a curved target; its losses, and how far its map is from affine on the region.
+
+    The deviation is the largest difference to the mixture of the values at the vertices.
+    """
     draw = Draw(seed, dtype)
-    vertices, weights = draw.normal(6, INPUTS), draw.uniform(0.0, 1.0, points, 6)
+    vertices, weights, x = draw.normal(6, INPUTS), draw.uniform(0.0, 1.0, points, 6), draw.normal(64, INPUTS)
     weights = weights / weights.sum(-1, keepdim=True)
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
+    target = x[:, :1].square().expand(-1, OUTPUTS)
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         method = POLICE(FeedForward(INPUTS, OUTPUTS, hidden=32, layers=3).to(dtype), AffineOn(vertices))
-        return float((method(weights @ vertices) - weights @ method(vertices)).abs().max())
+        history = fit(method, x, lambda y, index: (y - target[index]).square().mean(), epochs=epochs, seed=seed)
+    with torch.no_grad():
+        return history, float((method(weights @ vertices) - weights @ method(vertices)).abs().max())
 
 
 def convergence(name: str, seed: int = 0, dtype: torch.dtype = torch.float64) -> list[tuple[int, float]]:
