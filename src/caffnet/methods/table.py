@@ -138,6 +138,7 @@ def measure(
     problems: int = 20,
     inputs: int = 50,
     epochs: int = 40,
+    timed: int = 1000,
     seed: int = 0,
     dtype: torch.dtype = torch.float64,
     progress: Callable[[str, str], None] | None = None,
@@ -150,6 +151,7 @@ def measure(
         problems: random constraints per cell.
         inputs: random inputs per constraint; ``problems * inputs`` instances.
         epochs: of the short training; 0 for none.
+        timed: samples sent through at once for the time; 0 for no timing.
         seed: of everything random. The same constraints and inputs meet every method.
         dtype: number type of the whole measurement.
         progress: called with the names of method and family before each cell.
@@ -163,7 +165,7 @@ def measure(
     for method, family in itertools.product(methods, families):
         if progress is not None:
             progress(method, family)
-        cells.append(_cell(method, family, problems, inputs, epochs, seed, dtype))
+        cells.append(_cell(method, family, problems, inputs, epochs, timed, seed, dtype))
     claims = [claim for method in methods for claim in _claims(method, cells, seed, dtype)]
     conditions = {
         "problems": problems,
@@ -186,7 +188,9 @@ def measure(
 # ---------------------------------------------------------------------------------------------------- one cell
 
 
-def _cell(name: str, family: str, problems: int, inputs: int, epochs: int, seed: int, dtype: torch.dtype) -> Cell:
+def _cell(
+    name: str, family: str, problems: int, inputs: int, epochs: int, timed: int, seed: int, dtype: torch.dtype
+) -> Cell:
     kind = METHODS[name]
     supported = all(getattr(kind.supports, need) for need in FAMILIES[family].needs)
     status, message, options = "measured", "", settings_of(name, family)
@@ -210,7 +214,8 @@ def _cell(name: str, family: str, problems: int, inputs: int, epochs: int, seed:
         worst.append(float(broken.max()))
         violated.append(float((broken > THRESHOLD[dtype]).double().mean()))
         raw.append(float((_largest(output.set, output.raw) > THRESHOLD[dtype]).double().mean()))
-    batch, seconds = _speed(_build(name, cases[0][0], seed, dtype, options).eval(), family, seed, dtype)
+    batch = timed if METHODS[name].differentiable else min(timed, 20)  # an optimiser is a loop
+    seconds = _speed(_build(name, cases[0][0], seed, dtype, options).eval(), family, batch, seed, dtype)
     before, after, trained = _train(name, family, epochs, seed, dtype, options)
     return Cell(
         name,
@@ -252,9 +257,10 @@ def _build(name: str, constraint: Constraint, seed: int, dtype: torch.dtype, opt
         return METHODS[name](backbone.to(dtype), constraint, **options)
 
 
-def _speed(method: Method, family: str, seed: int, dtype: torch.dtype) -> tuple[int, float]:
-    """Seconds per sample, the median of five calls after one to warm up. An optimiser, a loop, gets 20 samples."""
-    batch = 1000 if method.differentiable else 20
+def _speed(method: Method, family: str, batch: int, seed: int, dtype: torch.dtype) -> float:
+    """Seconds per sample, the median of five calls after one to warm up."""
+    if not batch:
+        return float("nan")
     _, x = _case(family, seed, batch, dtype)
     took = []
     with torch.no_grad():
@@ -262,7 +268,7 @@ def _speed(method: Method, family: str, seed: int, dtype: torch.dtype) -> tuple[
             begin = time.perf_counter()
             method(x)
             took.append((time.perf_counter() - begin) / batch)
-    return batch, statistics.median(took[1:])
+    return statistics.median(took[1:])
 
 
 def _largest(set: AffineSet, y: Tensor) -> Tensor:
