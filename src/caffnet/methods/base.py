@@ -33,7 +33,9 @@ class Guarantee(enum.StrEnum):
 
     EXACT = "exact_by_construction"
     SOLVER = "solver_tolerance_exactness"
+    CERTIFIED = "certified_or_verified_feasibility"
     ASYMPTOTIC = "convergence_or_asymptotic"
+    PROBABILISTIC = "probabilistic"
     EMPIRICAL = "empirical"
     NONE = "none"
 
@@ -43,6 +45,7 @@ class Supports:
     """For which constraints the promise holds.
 
     Attributes:
+        fixed: one set for all inputs.
         input_dependent_b: the bounds may change with the input.
         input_dependent_A: the rows may change with the input.
         equality: rows with ``lower == upper``.
@@ -111,6 +114,10 @@ class Method(nn.Module, abc.ABC):
         self.backbone = backbone
         self.penalty = penalty
         self.constraint: Callable[[Any], AffineSet] | None = None
+        self._keep(constraint)
+
+    def _keep(self, constraint: AffineSet | Callable[[Any], AffineSet]) -> None:
+        """A fixed set in buffers, a function as it is; anything else is refused."""
         if isinstance(constraint, AffineSet):
             fixed = constraint.to(torch.get_default_dtype()) if constraint.weak else constraint
             self._check_structure(fixed)

@@ -14,6 +14,7 @@ from caffnet.errors import ConstraintError
 from caffnet.methods.base import Guarantee, Method, Output
 from caffnet.methods.penalty import Penalty
 from caffnet.model import CAffNet as Model
+from caffnet.projection import project
 
 
 class CAffNetMethod(Method):
@@ -39,22 +40,18 @@ class CAffNetMethod(Method):
                 f"{self.title} needs a {self.network.__name__} backbone, got {type(backbone).__name__}. "
                 "Any other module works in caffnet.CAffNet(backbone, constraint, null=...)."
             )
-        # A fixed set lives in the layer's own buffers; ours are for the methods that need no layer.
-        fixed = self.set_at() if self.constraint is None else None
-        for name in ("A", "lower", "upper") if fixed is not None else ():
-            delattr(self, name)
-        del self.backbone
+        del self.backbone  # it is a part of the model
         head = self._head(backbone) if null is None else null
-        options = {"search": self.search, **options}
-        self.model = Model(backbone, constraint if fixed is None else fixed, head, **options)
+        self.model = Model(backbone, constraint, head, **{"search": self.search, **options})
+
+    def _keep(self, constraint: AffineSet | Callable[[Any], AffineSet]) -> None:
+        """The model's layer keeps the constraint."""
 
     def _head(self, backbone: nn.Module) -> nn.Module | None:
         return twin(backbone)
 
     def set_at(self, x: Any = None) -> AffineSet:
         """The constraints that hold for the input `x`."""
-        if "model" not in self._modules:
-            return super().set_at(x)
         found = self.model.layer.set_at(x)
         return found if isinstance(found, AffineSet) else found.set
 
@@ -66,7 +63,7 @@ class CAffNetMethod(Method):
 
     def enforce(self, f: Tensor, set: AffineSet) -> Tensor:
         """The layer without a null-space vector."""
-        return self.model.layer.project(f).value
+        return project(f, set, **self.model.layer.options).value
 
     def extra_repr(self) -> str:
         """The layer shows the set."""

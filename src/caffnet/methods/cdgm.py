@@ -72,7 +72,7 @@ class CDGM(Method):
             for side, (rows, right) in (("below", below), ("above", above)):
                 for part, value in (("rows", rows), ("right", right)):
                     tensor = torch.as_tensor(value, dtype=self.A.dtype, device=self.A.device)
-                    self.register_buffer(f"{side}_{part}_{i}", tensor, persistent=False)
+                    self.register_buffer(f"{side}_{part}_{i}", tensor)
 
     def enforce(self, f: Tensor, set: AffineSet) -> Tensor:
         """Clamp one output after the other."""

@@ -26,7 +26,8 @@ class DC3(Method):
 
     Args:
         backbone: any module ``x -> f``, all n outputs; with completion only the free ones are used.
-        constraint: an `AffineSet`, or any function ``x -> AffineSet``.
+        constraint: an `AffineSet`, or any function ``x -> AffineSet``; its equalities must be independent to be
+            completed.
         completion: solve the equalities first. False descends on both residuals in the whole space.
         dependent: the outputs to solve for, one per equality; None draws them at random (once) until
             ``|det C_D| >= 1e-4``.

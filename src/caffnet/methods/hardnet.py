@@ -23,8 +23,8 @@ class HardNet(Method):
     Args:
         backbone: any module ``x -> f``.
         constraint: an `AffineSet`, or any function ``x -> AffineSet``.
-        check: refuse rows that are not of full rank. False computes the formula anyway, as the published code and the
-            CAffNet paper's comparisons do.
+        check: refuse rows that are not of full rank (for rows A(x) this asks for a rank in every call). False computes
+            the formula anyway, as the published code and the CAffNet paper's comparisons do.
         soft_epochs: train so many epochs without the projection (published: 100 for the optimisation task, else 0).
         penalty: kept on during the whole training; published: squared, weight 10, summed.
 
@@ -57,7 +57,7 @@ class HardNet(Method):
             if check:
                 self.check_rank(self.A)
             inverse = torch.linalg.pinv(self.A.double()).to(self.A.dtype)
-            self.register_buffer("inverse", inverse, persistent=False)
+            self.register_buffer("inverse", inverse)
 
     def start_epoch(self, epoch: int) -> None:
         """Leave the projection out of training for the first `soft_epochs`."""

@@ -50,8 +50,8 @@ class KKTHPINN(Method):
         super().__init__(backbone, constraint, penalty=penalty)
         if self.constraint is None:
             K, null = self._layers(self.shared_A(self.set_at()))
-            self.register_buffer("K", K, persistent=False)
-            self.register_buffer("null", null, persistent=False)
+            self.register_buffer("K", K)
+            self.register_buffer("null", null)
 
     def _layers(self, B: Tensor) -> tuple[Tensor, Tensor]:
         """``K`` and ``I - K B``, worked out in float64."""
