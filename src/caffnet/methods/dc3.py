@@ -117,10 +117,10 @@ class DC3(Method):
             "completion=False, or METHODS['caffnet-ff']",
         )
 
-    def get_extra_state(self) -> dict[str, Any]:
+    def get_extra_state(self) -> Tensor:
         """The drawn outputs belong to the trained network: another draw would be another network."""
-        return {"dependent": self.dependent}
+        return torch.tensor(self.dependent or (), dtype=torch.long)
 
-    def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Restore the drawn outputs."""
-        self.dependent = state["dependent"]
+    def set_extra_state(self, state: Tensor) -> None:
+        """Restore the drawn outputs; none were drawn where there are none to restore."""
+        self.dependent = tuple(state.tolist()) or None
