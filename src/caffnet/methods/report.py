@@ -126,7 +126,8 @@ SECTIONS = (
     (
         "Satisfaction",
         lambda table: matrix(table, satisfaction_text),
-        "The largest violation over all instances; where samples are violated, their share and the largest violation. "
+        "Untrained networks with large outputs. The largest violation over all instances; where samples are violated, "
+        "their share and the largest violation. "
         "Rows have length one. 'refuses': the method raises an error that says why; 'forced': its formula was computed "
         "nevertheless, outside of its assumptions.",
     ),

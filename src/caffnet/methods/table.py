@@ -351,7 +351,8 @@ def _claims(name: str, cells: list[Cell], seed: int, dtype: torch.dtype) -> list
         claims.append(Claim(name, f"Support: {support}", seen, f"runs on {len(ran)} of {len(mine)} families{more}"))
     if computation != "-":
         told = "closed form" if kind.closed_form else "iterative"
-        claims.append(Claim(name, f"Computation: {computation}", kind.closed_form == computation.startswith("C"), told))
+        agrees = None if kind.closed_form == computation.startswith("C") else False
+        claims.append(Claim(name, f"Computation: {computation}", agrees, f"not measured; the implementation is {told}"))
     if universal in ("Yes", "Unknown"):
         claims.append(Claim(name, f"Universal approximation: {universal}", None, "a theorem, not measured"))
     return claims
