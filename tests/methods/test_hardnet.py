@@ -74,3 +74,11 @@ def test_the_first_epochs_are_soft():
     assert limits.violation(method.train()(x)).max() < 1e-6
     fit(method, x, lambda y, _: y.square().mean(), epochs=3)
     assert method.enabled
+
+
+def test_rank_is_judged_by_the_precision_of_the_data():
+    A = torch.randn(4, 2) @ torch.randn(2, 4)  # rank two, up to float32 rounding
+    method = HardNet(nn.Identity(), AffineSet.inequality(A, torch.zeros(4)), check=False)
+    torch.testing.assert_close(method.inverse, torch.linalg.pinv(A), atol=1e-4, rtol=1e-3)
+    with pytest.raises(UnsupportedError, match="linearly dependent"):
+        HardNet(nn.Identity(), AffineSet.inequality(A, torch.zeros(4)))

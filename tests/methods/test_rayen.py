@@ -89,3 +89,15 @@ def test_an_empty_set_is_refused():
         RAYEN(nn.Identity(), AffineSet.inequality([[1.0], [-1.0]], [0.0, -1.0]))
     with pytest.raises(InfeasibleError, match="a row of zeros excludes every point"):
         RAYEN(nn.Identity(), AffineSet.inequality([[0.0, 0.0]], [-1.0]))
+
+
+def test_rows_parallel_but_for_rounding_do_not_send_the_middle_away():
+    # four rows of rank two in float32: in exact arithmetic they are independent, by 1e-8
+    for seed in range(20):
+        g = torch.Generator().manual_seed(seed)
+        A = torch.randn(4, 2, generator=g) @ torch.randn(2, 4, generator=g)
+        A = A / A.norm(dim=-1, keepdim=True)
+        limits = AffineSet.inequality(A, A @ torch.randn(4, generator=g) + 0.3)
+        method = RAYEN(nn.Identity(), limits, create_map=False)
+        assert method.y_0.norm() < 100
+        assert limits.violation(method(5 * torch.randn(100, 4, generator=g))).max() < 1e-5

@@ -56,7 +56,9 @@ class HardNet(Method):
         if self.constraint is None:
             if check:
                 self.check_rank(self.A)
-            inverse = torch.linalg.pinv(self.A.double()).to(self.A.dtype)
+            # Worked out in float64, but what is a zero singular value is decided by the precision of the data.
+            rtol = max(self.A.shape[-2:]) * torch.finfo(self.A.dtype).eps
+            inverse = torch.linalg.pinv(self.A.double(), rtol=rtol).to(self.A.dtype)
             self.register_buffer("inverse", inverse)
 
     def start_epoch(self, epoch: int) -> None:

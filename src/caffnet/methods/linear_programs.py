@@ -64,16 +64,20 @@ def implicit_equalities(A: np.ndarray, b: np.ndarray, C: np.ndarray, d: np.ndarr
 def interior_point(A: np.ndarray, b: np.ndarray, most: float = 0.5) -> tuple[np.ndarray, float]:
     """The point of ``{A y <= b}`` with the largest distance to every row, at most `most`, and that distance.
 
-    The published code maximises the slack ``b - A y`` instead, which changes with the user's units.
+    It is first looked for at the scale of the data: rows that are parallel but for rounding also meet, very far away.
+    (The published code maximises the slack ``b - A y``, which changes with the user's units.)
     """
     n = A.shape[1]
     if not len(A):
         return np.zeros(n), most
     length = np.linalg.norm(A, axis=1, keepdims=True)
-    solved = _solve(np.append(np.zeros(n), -1.0), np.hstack([A, length]), b, [(None, None)] * n + [(0, most)])
-    if solved.status != 0:
-        raise empty("a linear program proves it")
-    return solved.x[:n], float(solved.x[n])
+    near = 10 * (1 + np.abs(b / length[:, 0]).max())
+    for reach in (near, None):
+        bounds = [(reach and -reach, reach)] * n + [(0, most)]
+        solved = _solve(np.append(np.zeros(n), -1.0), np.hstack([A, length]), b, bounds)
+        if solved.status == 0 and (reach is None or solved.x[n] > 1e-6):
+            return solved.x[:n], float(solved.x[n])
+    raise empty("a linear program proves it")
 
 
 def minimum(c: np.ndarray, A: np.ndarray, b: np.ndarray, C: np.ndarray, d: np.ndarray) -> float | None:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from caffnet import tolerance
 from caffnet.constraints import AffineSet
 from caffnet.errors import ConstraintError
 from caffnet.methods.base import Guarantee, Method, Supports, matvec
@@ -90,7 +91,7 @@ def presolve(set: AffineSet) -> Interior:
     A, b = A[~always], b[~always]
     # y = N z + y_p solves C y = d; the singular vectors beyond the rank span the null space.
     u, size, vt = np.linalg.svd(C, full_matrices=True)
-    rank = int((size > max(C.shape, default=0) * np.finfo(float).eps * max(size, default=0.0)).sum()) if len(C) else 0
+    rank = int((size > tolerance.rank(set.dtype, set.n) * max(size, default=0.0)).sum())
     N = vt[rank:].T if len(C) else np.eye(set.n)
     y_p = vt[:rank].T @ ((u[:, :rank].T @ d) / size[:rank]) if len(C) else np.zeros(set.n)
     rows, right = A @ N, b - A @ y_p
