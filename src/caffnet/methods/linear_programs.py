@@ -62,10 +62,12 @@ def implicit_equalities(A: np.ndarray, b: np.ndarray, C: np.ndarray, d: np.ndarr
 
 
 def interior_point(A: np.ndarray, b: np.ndarray, most: float = 0.5) -> tuple[np.ndarray, float]:
-    """The point of ``{A y <= b}`` with the largest distance to every row, at most `most`, and that distance.
+    """A point of ``{A y <= b}`` far from every row, and its distance to the nearest one.
 
-    It is first looked for at the scale of the data: rows that are parallel but for rounding also meet, very far away.
-    (The published code maximises the slack ``b - A y``, which changes with the user's units.)
+    The first program finds the largest possible distance, up to `most`, at the scale of the data: rows that are
+    parallel but for rounding also meet, very far away. The second takes, of all points nearly that far from the rows,
+    the one with the smallest ``|y|_inf``: an unbounded set would else be entered anywhere. (The published code
+    maximises the slack ``b - A y``, which changes with the user's units, and leaves the rest to its solver.)
     """
     n = A.shape[1]
     if not len(A):
@@ -74,10 +76,17 @@ def interior_point(A: np.ndarray, b: np.ndarray, most: float = 0.5) -> tuple[np.
     near = 10 * (1 + np.abs(b / length[:, 0]).max())
     for reach in (near, None):
         bounds = [(reach and -reach, reach)] * n + [(0, most)]
-        solved = _solve(np.append(np.zeros(n), -1.0), np.hstack([A, length]), b, bounds)
-        if solved.status == 0 and (reach is None or solved.x[n] > 1e-6):
-            return solved.x[:n], float(solved.x[n])
-    raise empty("a linear program proves it")
+        deepest = _solve(np.append(np.zeros(n), -1.0), np.hstack([A, length]), b, bounds)
+        if deepest.status == 0 and (reach is None or deepest.x[n] > 1e-6):
+            break
+    else:
+        raise empty("a linear program proves it")
+    inside = np.hstack([A, np.zeros_like(length)])
+    box = np.vstack([np.hstack([sign * np.eye(n), -np.ones((n, 1))]) for sign in (1, -1)])  # |y_i| <= t
+    right = np.concatenate([b - 0.99 * deepest.x[n] * length[:, 0], np.zeros(2 * n)])
+    nearest = _solve(np.append(np.zeros(n), 1.0), np.vstack([inside, box]), right, (None, None))
+    point = (nearest if nearest.status == 0 else deepest).x[:n]
+    return point, float(((b - A @ point) / length[:, 0]).min().clip(max=most))
 
 
 def minimum(c: np.ndarray, A: np.ndarray, b: np.ndarray, C: np.ndarray, d: np.ndarray) -> float | None:
