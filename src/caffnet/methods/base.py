@@ -1,0 +1,229 @@
+"""What every method has in common: how it is built, called, trained, and what it says about itself.
+
+A method is a module that turns a backbone's raw output ``f`` into an output ``y`` that should lie in the set ``S(x)``:
+
+    method = METHODS["hardnet"](backbone, constraint, **hyperparameters)
+    y = method(x)
+
+    output = method.run(x)                              # the same y, with f and the set
+    method.loss(objective(output.y), output).backward() # the task's loss plus whatever the method adds to it
+
+so one training loop serves all of them (`caffnet.methods.training.fit`).
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import enum
+from collections.abc import Callable
+from typing import Any, ClassVar, NoReturn
+
+import torch
+from torch import Tensor, nn
+
+from caffnet import tolerance
+from caffnet.constraints import EQUAL, AffineSet
+from caffnet.errors import ConstraintError
+from caffnet.methods.penalty import Penalty
+
+
+class Guarantee(enum.StrEnum):
+    """What a method promises, in the words of the survey of hard-constrained learning."""
+
+    EXACT = "exact_by_construction"
+    SOLVER = "solver_tolerance_exactness"
+    CERTIFIED = "certified_or_verified_feasibility"
+    ASYMPTOTIC = "convergence_or_asymptotic"
+    PROBABILISTIC = "probabilistic"
+    EMPIRICAL = "empirical"
+    NONE = "none"
+
+
+@dataclasses.dataclass(frozen=True)
+class Supports:
+    """For which constraints the promise holds.
+
+    Attributes:
+        fixed: one set for all inputs.
+        input_dependent_b: the bounds may change with the input.
+        input_dependent_A: the rows may change with the input.
+        equality: rows with ``lower == upper``.
+        inequality: rows with room between the bounds.
+        more_rows: more rows than outputs, m > n.
+        dependent_rows: linearly dependent rows.
+        empty_interior: inequalities that leave no interior point.
+        inhomogeneous: bounds other than zero.
+    """
+
+    fixed: bool = True
+    input_dependent_b: bool = True
+    input_dependent_A: bool = True
+    equality: bool = True
+    inequality: bool = True
+    more_rows: bool = True
+    dependent_rows: bool = True
+    empty_interior: bool = True
+    inhomogeneous: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Output:
+    """What a method did with a batch: its output y and the raw output f, both ``(..., n)``, and the set."""
+
+    y: Tensor
+    raw: Tensor
+    set: AffineSet
+
+
+class UnsupportedError(ConstraintError):
+    """The method cannot enforce this constraint."""
+
+
+class Method(nn.Module, abc.ABC):
+    """One way to put the output of `backbone` into a set.
+
+    Args:
+        backbone: any module ``x -> f``, ``(..., n)``.
+        constraint: an `AffineSet`, or any function ``x -> AffineSet``.
+        penalty: the soft term of the loss, None for none.
+
+    A fixed set is kept in buffers; one written in plain lists takes torch's default number type.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    guarantee: ClassVar[Guarantee]
+    closed_form: ClassVar[bool]
+    differentiable: ClassVar[bool] = True
+    supports: ClassVar[Supports] = Supports()
+    instead: ClassVar[str] = "caffnet-ff"  #: the method that a refusal points to
+
+    A: Tensor
+    lower: Tensor
+    upper: Tensor
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        constraint: AffineSet | Callable[[Any], AffineSet],
+        *,
+        penalty: Penalty | None = None,
+    ):
+        super().__init__()
+        self.backbone = backbone
+        self.penalty = penalty
+        self.constraint: Callable[[Any], AffineSet] | None = None
+        self._keep(constraint)
+
+    def _keep(self, constraint: AffineSet | Callable[[Any], AffineSet]) -> None:
+        """A fixed set in buffers, a function as it is; anything else is refused."""
+        if isinstance(constraint, AffineSet):
+            fixed = constraint.to(torch.get_default_dtype()) if constraint.weak else constraint
+            self._check_structure(fixed)
+            self._rows = (fixed.sides, fixed.labels)
+            for name in ("A", "lower", "upper"):
+                self.register_buffer(name, getattr(fixed, name).detach().clone())
+        elif callable(constraint):
+            if not (self.supports.input_dependent_A or self.supports.input_dependent_b):
+                self.refuse("got a function x -> AffineSet", "one AffineSet for all inputs")
+            self.constraint = constraint
+        else:
+            raise ConstraintError(
+                f"The constraint must be an AffineSet or a function x -> AffineSet, got {type(constraint).__name__}."
+            )
+
+    # ------------------------------------------------------------------------------------------------ calling
+
+    def forward(self, x: Any, nominal: Tensor | None = None) -> Tensor:
+        """The output ``(..., n)``. `nominal` is added to the raw output: the network then learns a correction."""
+        return self.run(x, nominal).y
+
+    def run(self, x: Any, nominal: Tensor | None = None) -> Output:
+        """As `forward`, with the raw output and the set."""
+        f = self.backbone(x) if nominal is None else self.backbone(x) + nominal
+        set = self.set_at(x)
+        if f.shape[-1] != set.n:
+            raise ConstraintError(f"The backbone must return (..., {set.n}) to meet {set}, got {tuple(f.shape)}.")
+        set = set.like(f, "the raw output")
+        return Output(self.enforce(f, set), f, set)
+
+    @abc.abstractmethod
+    def enforce(self, f: Tensor, set: AffineSet) -> Tensor:
+        """From the raw output f ``(..., n)`` to y ``(..., n)``."""
+
+    def set_at(self, x: Any = None) -> AffineSet:
+        """The constraints that hold for the input `x`."""
+        if self.constraint is None:
+            sides, labels = self._rows
+            return AffineSet.from_parts(self.A, self.lower, self.upper, labels, sides)
+        set = self.constraint(x)
+        self._check_structure(set)
+        return set
+
+    # ------------------------------------------------------------------------------------------------ training
+
+    def loss(self, objective: Tensor, output: Output) -> Tensor:
+        """What is minimised: the task's objective, a scalar, plus the method's own terms."""
+        return objective if self.penalty is None else objective + self.penalty(output.set, output.y)
+
+    def start_epoch(self, epoch: int) -> None:
+        """Called by the training loop before epoch 0, 1, 2, ...: methods with a schedule follow it here."""
+
+    # ------------------------------------------------------------------------------------------------ refusing
+
+    def refuse(self, came: str, expected: str, instead: str | None = None) -> NoReturn:
+        """Raise an `UnsupportedError`: what came, what was expected, what to use instead."""
+        instead = instead or f"METHODS[{self.instead!r}]"
+        raise UnsupportedError(f"{self.title} cannot enforce this: {came}; it needs {expected}. Use {instead} instead.")
+
+    def _check_structure(self, set: AffineSet) -> None:
+        """Everything that can be told without looking at a number."""
+        equal = [name for name, side in zip(set.names, set.sides, strict=True) if side == EQUAL]
+        other = [name for name, side in zip(set.names, set.sides, strict=True) if side != EQUAL]
+        if equal and not self.supports.equality:
+            self.refuse(f"{equal[0]!r} is an equality", "inequalities only")
+        if other and not self.supports.inequality:
+            self.refuse(f"{other[0]!r} is an inequality", "equalities only")
+        if not self.supports.input_dependent_b and set.batch_shape:
+            self.refuse(f"{set} differs between samples", "one AffineSet for all inputs")
+
+    def check_rank(self, rows: Tensor) -> None:
+        """Refuse rows ``(..., m, n)`` that are not linearly independent."""
+        m, n = rows.shape[-2:]
+        if m > n:
+            self.refuse(f"{m} rows for {n} outputs", "at most as many rows as outputs")
+        rtol = tolerance.rank(rows.dtype, n)
+        if m and bool((torch.linalg.matrix_rank(unit_rows(rows.detach()), rtol=rtol) < m).any()):
+            self.refuse("the rows of A are linearly dependent", "rows of full rank")
+
+    def shared_A(self, set: AffineSet) -> Tensor:
+        """The rows ``(m, n)`` that all samples have in common; refuses rows that differ between samples."""
+        A = set.A
+        if A.ndim == 2:
+            return A
+        first = A.reshape(-1, set.m, set.n)[0]
+        if not bool((first == A).all()):
+            self.refuse("the rows of A differ between samples", "one A for all inputs (the bounds may differ)")
+        return first
+
+    def extra_repr(self) -> str:
+        """Shown by ``print(method)``."""
+        return "input-dependent" if self.constraint is not None else f"{self.A.shape[-2]} rows in R^{self.A.shape[-1]}"
+
+
+def unit_rows(rows: Tensor) -> Tensor:
+    """Rows scaled to length one (zero rows stay), so that a rank does not depend on the user's units."""
+    length = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
+    return rows / torch.where(length > 0, length, 1.0)
+
+
+def matvec(matrix: Tensor, vector: Tensor) -> Tensor:
+    """``matrix @ vector`` for every sample: ``(..., m, n)`` and ``(..., n)`` to ``(..., m)``."""
+    return (matrix @ vector.unsqueeze(-1)).squeeze(-1)
+
+
+def signed_violation(set: AffineSet, y: Tensor) -> Tensor:
+    r"""By how much each row is exceeded: $ReLU(A y - upper) - ReLU(lower - A y)$, ``(..., m)``."""
+    value = matvec(set.A, y)
+    return torch.relu(value - set.upper) - torch.relu(set.lower - value)

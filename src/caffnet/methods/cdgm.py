@@ -1,0 +1,158 @@
+"""The constraint layer of C-DGM (Stoian et al., 2024): clamp one output after the other.
+
+**Elimination.** Write every row as ``a y <= k``. To remove the last output of an order, Fourier and Motzkin add each
+row p with a positive coefficient to each row q with a negative one, weighted so that the output cancels:
+
+    a_p > 0, a_q < 0:    |a_q| (row p) + a_p (row q),    with the right side  |a_q| k_p + a_p k_q.
+
+What remains holds for the earlier outputs exactly when some value of the removed one exists. (The public code forgets
+the weight of ``k_p``, and so accepts values that leave no room for the next output.)
+
+**Clamping.** In the order, each output is put between the largest lower and the smallest upper bound that its own rows
+leave, given the outputs already set. The bounds cannot cross, because the earlier outputs satisfy the eliminated rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from caffnet.constraints import AffineSet
+from caffnet.errors import BudgetError, ConstraintError
+from caffnet.methods.base import Guarantee, Method, Supports, matvec
+from caffnet.methods.linear_programs import empty
+from caffnet.methods.penalty import Penalty
+
+#: An eliminated coefficient below this share of its row is rounding noise.
+NOISE = 1e-12
+
+Row = tuple[np.ndarray, float, frozenset[int]]  # a, k, and which original rows it was made of
+
+
+class CDGM(Method):
+    r"""$y_i = \min(\max(f_i, lb_i(y_{<i})), ub_i(y_{<i}))$, output by output.
+
+    Args:
+        backbone: any module ``x -> f``.
+        constraint: one `AffineSet` for all inputs; an equality counts as two inequalities.
+        order: the outputs in the order of their clamping; ``"given"`` for 0, 1, 2, ..., ``"random"``, or a list.
+        seed: of the random order.
+        max_rows: refuse when the elimination, exponential in the worst case, makes more rows.
+        penalty: the soft term, none in the paper.
+
+    >>> limits = AffineSet.inequality([[1.0, -1.0], [1.0, 2.0]], [-4.0, 10.0])  # y1 - y0 >= 4,  -2 y1 - y0 >= -10
+    >>> CDGM(nn.Identity(), limits)(torch.tensor([[2.0, 0.0]]))
+    tensor([[0.6667, 4.6667]])
+    """
+
+    name = "cdgm"
+    title = "C-DGM"
+    guarantee = Guarantee.EXACT
+    closed_form = True
+    supports = Supports(input_dependent_b=False, input_dependent_A=False)
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        constraint: AffineSet,
+        *,
+        order: str | Sequence[int] = "given",
+        seed: int = 0,
+        max_rows: int = 20_000,
+        penalty: Penalty | None = None,
+    ):
+        super().__init__(backbone, constraint, penalty=penalty)
+        set = self.set_at()
+        self.order = _read_order(order, set.n, seed)
+        for i, (below, above) in bounds_by_output(set, self.order, max_rows).items():
+            for side, (rows, right) in (("below", below), ("above", above)):
+                for part, value in (("rows", rows), ("right", right)):
+                    tensor = torch.as_tensor(value, dtype=self.A.dtype, device=self.A.device)
+                    self.register_buffer(f"{side}_{part}_{i}", tensor)
+
+    def enforce(self, f: Tensor, set: AffineSet) -> Tensor:
+        """Clamp one output after the other."""
+        y = torch.zeros_like(f)  # filled in the order; the outputs not yet set have coefficient zero
+        for i in self.order:
+            value = f[..., i]
+            for side, clamp, tightest in (("below", torch.maximum, Tensor.amax), ("above", torch.minimum, Tensor.amin)):
+                rows, right = self.get_buffer(f"{side}_rows_{i}"), self.get_buffer(f"{side}_right_{i}")
+                if len(right):
+                    value = clamp(value, tightest(right - matvec(rows, y), -1))
+            y = y + value.unsqueeze(-1) * torch.eye(set.n, dtype=f.dtype, device=f.device)[i]
+        return y
+
+
+def bounds_by_output(
+    set: AffineSet, order: Sequence[int], max_rows: int
+) -> dict[int, tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]]:
+    """For each output the rows ``c`` and right sides ``k`` of its lower and upper bounds ``k - c y_earlier``."""
+    A, lower, upper = (t.detach().double().cpu().numpy() for t in (set.A, set.lower, set.upper))
+    above, below = np.isfinite(upper), np.isfinite(lower)
+    rows = [(A[i], upper[i]) for i in np.flatnonzero(above)] + [(-A[i], -lower[i]) for i in np.flatnonzero(below)]
+    pool: list[Row] = _reduced([(a, float(k), frozenset([i])) for i, (a, k) in enumerate(rows)])
+    bounds = {}
+    for eliminated, i in enumerate(reversed(order), start=1):
+        up = [row for row in pool if row[0][i] > 0]
+        down = [row for row in pool if row[0][i] < 0]
+        bounds[i] = tuple(_divided(side, i, set.n) for side in (down, up))
+        pool = [row for row in pool if row[0][i] == 0]
+        if len(up) * len(down) + len(pool) > max_rows:
+            raise BudgetError(
+                f"C-DGM's elimination of output {i} makes {len(up) * len(down) + len(pool)} rows, at most {max_rows} "
+                "were allowed. Pass another order, a larger max_rows, or use METHODS['caffnet-ff'] instead."
+            )
+        for p, q in product(up, down):
+            parents = p[2] | q[2]
+            if len(parents) <= eliminated + 1:  # Chernikov: a row made of more originals is implied by the others
+                pool.append((*_eliminate(p, q, i), parents))
+        pool = _reduced(pool)
+    return bounds
+
+
+def _eliminate(p: Row, q: Row, i: int) -> tuple[np.ndarray, float]:
+    """The sum of p and q in which output i cancels, coefficients and right side weighted alike."""
+    weight_p, weight_q = -q[0][i], p[0][i]
+    a = weight_p * p[0] + weight_q * q[0]
+    size = weight_p * np.abs(p[0]) + weight_q * np.abs(q[0])
+    a[np.abs(a) <= NOISE * size.max()] = 0.0
+    a[i] = 0.0
+    return a, weight_p * p[1] + weight_q * q[1]
+
+
+def _reduced(pool: list[Row]) -> list[Row]:
+    """Rows at largest coefficient one; of parallel rows only the tightest; rows of zeros only checked."""
+    tightest: dict[bytes, Row] = {}
+    for a, k, parents in pool:
+        size = np.abs(a).max()
+        if size == 0:
+            if k < -1e-9:
+                raise empty("Fourier-Motzkin elimination ends in 0 <= a negative number")
+            continue
+        row = (a / size, k / size, parents)
+        key = np.round(row[0], 12).tobytes()
+        if key not in tightest or row[1] < tightest[key][1]:
+            tightest[key] = row
+    return list(tightest.values())
+
+
+def _divided(rows: list[Row], i: int, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """Each row solved for output i: coefficients of the other outputs and right side."""
+    coefficients, right = np.zeros((len(rows), n)), np.zeros(len(rows))
+    for place, (a, k, _) in enumerate(rows):
+        coefficients[place], right[place] = a / a[i], k / a[i]
+        coefficients[place, i] = 0.0
+    return coefficients, right
+
+
+def _read_order(order: str | Sequence[int], n: int, seed: int) -> tuple[int, ...]:
+    if order == "random":
+        return tuple(torch.randperm(n, generator=torch.Generator().manual_seed(seed)).tolist())
+    listed = tuple(range(n)) if order == "given" else order
+    if isinstance(listed, str) or sorted(listed) != list(range(n)):
+        raise ConstraintError(f"order must be 'given', 'random' or a permutation of 0..{n - 1}, got {order!r}.")
+    return tuple(listed)

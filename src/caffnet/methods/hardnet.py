@@ -1,0 +1,79 @@
+"""HardNet-Aff (Min and Azizan, 2025): parallel projection with the pseudo-inverse of all rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from caffnet.constraints import AffineSet
+from caffnet.methods.base import Guarantee, Method, Supports, matvec, signed_violation
+from caffnet.methods.penalty import Penalty
+
+
+class HardNet(Method):
+    r"""$y = f - A^+ \left( ReLU(A f - upper) - ReLU(lower - A f) \right)$.
+
+    Where A has full row rank, ``A A⁺ = I``: a satisfied row keeps its value ``a_i f``, a violated one lands on its
+    bound, and the output is feasible. Elsewhere ``A y`` is something else, and the output may leave the set: with
+    more rows than outputs, or with linearly dependent rows, the formula promises nothing.
+
+    Args:
+        backbone: any module ``x -> f``.
+        constraint: an `AffineSet`, or any function ``x -> AffineSet``.
+        check: refuse rows that are not of full rank (for rows A(x) this asks for a rank in every call). False computes
+            the formula anyway, as the published code and the CAffNet paper's comparisons do.
+        soft_epochs: train so many epochs without the projection (published: 100 for the optimisation task, else 0).
+        penalty: kept on during the whole training; published: squared, weight 10, summed.
+
+    >>> HardNet(nn.Identity(), AffineSet.inequality([[1.0, 1.0]], [1.0]))(torch.tensor([[2.0, 1.0]]))
+    tensor([[1., 0.]])
+    """
+
+    name = "hardnet"
+    title = "HardNet-Aff"
+    guarantee = Guarantee.EXACT
+    closed_form = True
+    supports = Supports(more_rows=False, dependent_rows=False, empty_interior=False)
+
+    inverse: Tensor
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        constraint: AffineSet | Callable[[Any], AffineSet],
+        *,
+        check: bool = True,
+        soft_epochs: int = 0,
+        penalty: Penalty | None = Penalty(10.0, power=2, batch="sum"),  # noqa: B008  (immutable)
+    ):
+        super().__init__(backbone, constraint, penalty=penalty)
+        self.check = check
+        self.soft_epochs = soft_epochs
+        self.enabled = True
+        if self.constraint is None:
+            if check:
+                self.check_rank(self.A)
+            # Worked out in float64, but what is a zero singular value is decided by the precision of the data.
+            rtol = max(self.A.shape[-2:]) * torch.finfo(self.A.dtype).eps
+            inverse = torch.linalg.pinv(self.A.double(), rtol=rtol).to(self.A.dtype)
+            self.register_buffer("inverse", inverse)
+
+    def start_epoch(self, epoch: int) -> None:
+        """Leave the projection out of training for the first `soft_epochs`."""
+        self.enabled = epoch >= self.soft_epochs
+
+    def enforce(self, f: Tensor, set: AffineSet) -> Tensor:
+        """The closed form above."""
+        if self.training and not self.enabled:
+            return f
+        excess = signed_violation(set, f)  # (..., m)
+        if self.constraint is None:
+            return f - matvec(self.inverse, excess)
+        if self.check:
+            self.check_rank(set.A)
+        # The published code solves instead of inverting when A differs between samples.
+        A = set.A.expand(*excess.shape[:-1], set.m, set.n)
+        return f - torch.linalg.lstsq(A, excess.unsqueeze(-1)).solution.squeeze(-1)

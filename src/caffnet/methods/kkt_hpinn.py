@@ -1,0 +1,67 @@
+"""KKT-hPINN (Chen et al., 2024): orthogonal projection on linear equalities, from their KKT conditions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from caffnet.constraints import AffineSet
+from caffnet.methods.base import Guarantee, Method, Supports, matvec
+from caffnet.methods.penalty import Penalty
+
+
+class KKTHPINN(Method):
+    r"""The nearest point of $\{y : B y = d(x)\}$: $\; y = (I - K B) f + K d(x)$ with $K = B^T (B B^T)^{-1}$.
+
+    The KKT conditions of $\min \|y - f\|^2$ subject to $B y = d$ are ``y - f + Bᵀλ = 0`` and ``B y = d``; inserting
+    the first into the second gives ``λ = (B Bᵀ)⁻¹ (B f - d)``. In the paper ``d(x) = b - A x``, and both maps are
+    frozen linear layers.
+
+    Args:
+        backbone: any module ``x -> f``.
+        constraint: equalities: an `AffineSet`, or a function ``x -> AffineSet`` whose A is the same for all x.
+        penalty: the soft term, none in the paper.
+
+    >>> KKTHPINN(nn.Identity(), AffineSet.equality([[1.0, 1.0]], [1.0]))(torch.tensor([[2.0, 1.0]]))
+    tensor([[1., 0.]])
+    """
+
+    name = "kkt_hpinn"
+    title = "KKT-hPINN"
+    guarantee = Guarantee.EXACT
+    closed_form = True
+    supports = Supports(
+        input_dependent_A=False, inequality=False, more_rows=False, dependent_rows=False, empty_interior=False
+    )
+
+    K: Tensor
+    null: Tensor
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        constraint: AffineSet | Callable[[Any], AffineSet],
+        *,
+        penalty: Penalty | None = None,
+    ):
+        super().__init__(backbone, constraint, penalty=penalty)
+        if self.constraint is None:
+            K, null = self._layers(self.shared_A(self.set_at()))
+            self.register_buffer("K", K)
+            self.register_buffer("null", null)
+
+    def _layers(self, B: Tensor) -> tuple[Tensor, Tensor]:
+        """``K`` and ``I - K B``, worked out in float64."""
+        self.check_rank(B)
+        rows = B.double()
+        K = torch.linalg.solve(rows @ rows.mT, rows).mT  # (n, m)
+        null = torch.eye(rows.shape[-1], dtype=rows.dtype, device=rows.device) - K @ rows
+        return K.to(B.dtype), null.to(B.dtype)
+
+    def enforce(self, f: Tensor, set: AffineSet) -> Tensor:
+        """The two frozen linear maps."""
+        K, null = (self.K, self.null) if self.constraint is None else self._layers(self.shared_A(set))
+        return matvec(null, f) + matvec(K, set.upper)

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import nn
+
+from caffnet import AffineSet
+from caffnet.methods import DC3, UnsupportedError
+
+
+def test_violation_decreases_with_the_iterations(mixed: AffineSet):
+    f = 3 * torch.randn(100, 5, dtype=torch.float64)
+    worst = [
+        float(mixed.violation(DC3(nn.Identity(), mixed, lr=1e-3, test_steps=t).eval()(f)).sum())
+        for t in (0, 5, 20, 80, 320)
+    ]
+    assert all(later < earlier for earlier, later in pairwise(worst))
+    assert worst[-1] < 0.05 * worst[0]
+
+
+def test_completion_solves_the_equalities_and_correction_keeps_them(mixed: AffineSet):
+    f = 3 * torch.randn(100, 5, dtype=torch.float64)
+    for steps in (0, 10):
+        y = DC3(nn.Identity(), mixed, lr=1e-2, test_steps=steps).eval()(f)
+        assert mixed.violation(y)[:, 5:].max() < 1e-10
+
+
+def test_one_step_is_the_published_formula(mixed: AffineSet):
+    method = DC3(nn.Identity(), mixed, lr=0.03, steps=1)
+    f = 3 * torch.randn(20, 5, dtype=torch.float64)
+    assert method.dependent is not None
+    D = list(method.dependent)
+    F = [j for j in range(5) if j not in D]
+    G, h, C, x = mixed.A[:5], mixed.upper[:5], mixed.A[5:], mixed.upper[5:]
+    inverse = torch.linalg.inv(C[:, D])
+    G_e = G[:, F] - G[:, D] @ inverse @ C[:, F]
+    h_e = h - G[:, D] @ inverse @ x
+    z = f[:, F] - 0.03 * 2 * torch.relu(f[:, F] @ G_e.T - h_e) @ G_e
+    y = method.train()(f)
+    torch.testing.assert_close(y[:, F], z)
+    torch.testing.assert_close(y[:, D], (x - z @ C[:, F].T) @ inverse.T)
+
+
+def test_without_completion_both_residuals_decrease(mixed: AffineSet):
+    f = 3 * torch.randn(50, 5, dtype=torch.float64)
+    y = DC3(nn.Identity(), mixed, completion=False, lr=1e-2, test_steps=200).eval()(f)
+    assert mixed.violation(y).sum() < 0.1 * mixed.violation(f).sum()
+
+
+def test_rows_may_depend_on_the_input():
+    C, G = torch.rand(30, 1, 4, dtype=torch.float64) + 0.5, torch.randn(30, 3, 4, dtype=torch.float64)
+    d, h = torch.randn(30, 1, dtype=torch.float64), torch.ones(30, 3, dtype=torch.float64)
+    limits = AffineSet.inequality(G, h) & AffineSet.equality(C, d)
+    method = DC3(nn.Identity(), lambda _: limits, lr=1e-2, test_steps=300, dependent=[0]).eval()
+    y = method(torch.randn(30, 4, dtype=torch.float64))
+    assert limits.violation(y)[:, 3:].max() < 1e-9
+    assert limits.violation(y)[:, :3].mean() < 1e-2
+
+
+def test_gradients_flow_through_the_unrolled_steps(mixed: AffineSet):
+    method = DC3(nn.Identity(), mixed, lr=1e-2, steps=3)
+    f = torch.randn(4, 5, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(method, f)
+
+
+def test_the_drawn_outputs_are_part_of_the_checkpoint(mixed: AffineSet):
+    first, second = (DC3(nn.Identity(), mixed, seed=seed) for seed in (0, 1))
+    assert first.dependent != second.dependent
+    second.load_state_dict(first.state_dict())
+    assert first.dependent == second.dependent
+
+
+def test_dependent_equalities_are_refused():
+    limits = AffineSet.equality([[1.0, 1.0], [1.0, 1.0]], 0.0)
+    with pytest.raises(UnsupportedError, match=r"2 equalities cannot be solved for any 2 .* completion=False"):
+        DC3(nn.Identity(), limits)
+    with pytest.raises(UnsupportedError, match="1 dependent outputs for 2 equalities; it needs one per equality"):
+        DC3(nn.Identity(), limits, dependent=[0])
