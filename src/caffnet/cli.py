@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
@@ -21,7 +21,9 @@ def run(
     task: Annotated[str | None, typer.Argument(help="pwc, opt or cbf; may come from the config.")] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file; options below override it.")] = None,
     protocol: Annotated[str | None, typer.Option(help="paper (default), fair or ours.")] = None,
-    method: Annotated[list[str] | None, typer.Option(help="A row of the table; repeat for more. All by default.")] = None,
+    method: Annotated[
+        list[str] | None, typer.Option(help="A row of the table; repeat for more. All by default.")
+    ] = None,
     seed: Annotated[list[int] | None, typer.Option(help="Repeat for more. The paper's five by default.")] = None,
     epochs: Annotated[int | None, typer.Option()] = None,
     learning_rate: Annotated[float | None, typer.Option()] = None,
@@ -83,7 +85,7 @@ def report(
         typer.echo(path)
 
 
-def _fail(error: Exception) -> None:
+def _fail(error: Exception) -> NoReturn:
     typer.secho(f"Error: {error}", fg="red", err=True)
     raise typer.Exit(2)
 

@@ -153,8 +153,10 @@ def test_wrap_angle_range():
     angle = torch.linspace(-20, 20, 1001, dtype=torch.float64)
     wrapped = wrap_angle(angle)
     assert wrapped.min() >= -math.pi
-    assert wrapped.max() < math.pi
+    assert wrapped.max() <= math.pi
     torch.testing.assert_close(torch.sin(wrapped), torch.sin(angle))
+    inside = angle.abs() < math.pi
+    assert torch.equal(wrapped[inside], angle[inside])
 
 
 @pytest.mark.parametrize(

@@ -109,9 +109,9 @@ class DoubleIntegrator(ControlAffine):
 
 
 def wrap_angle(angle: Tensor) -> Tensor:
-    """The same angle in ``[-π, π)``; its derivative is 1.
+    """The same angle in ``[-π, π)``, bit for bit if it is there already; its derivative is 1.
 
     >>> wrap_angle(torch.tensor([3.5, -4.0]))
     tensor([-2.7832,  2.2832])
     """
-    return torch.remainder(angle + math.pi, 2 * math.pi) - math.pi
+    return angle - 2 * math.pi * torch.floor((angle + math.pi) / (2 * math.pi))

@@ -1,7 +1,7 @@
 """Checkpoints: written in one piece, safe to load, and refused when they are broken or belong to another run.
 
-A checkpoint is one safetensors file: plain numbers and a JSON header, nothing that could be executed. It is written to a
-temporary file, flushed to the disk and then renamed, so that at any moment the file is either the old or the new one.
+A checkpoint is one safetensors file: plain numbers and a JSON header, nothing that could be executed. It is written
+to a temporary file, flushed to the disk and renamed, so that at any moment the file is either the old or the new one.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What to run: typed settings, resolved from a protocol, a TOML file and options. No torch here.
 
-`Campaign` is what a user writes: an experiment, a protocol, methods, seeds, and settings that differ from the protocol's.
+`Campaign` is what a user writes: an experiment, a protocol, methods, seeds, settings that differ from the protocol's.
 `RunConfig` is one run with every setting resolved; it is stored in the record, and its digest names the record.
 """
 
@@ -48,7 +48,8 @@ class RunConfig:
         seed: of the problem, the networks and the shuffling.
         protocol: where the settings came from.
         epochs: passes over the training data.
-        learning_rate: of Adam.
+        learning_rate: of Adam, at the start.
+        schedule: ``"constant"`` (paper), or ``"cosine"``: down to zero at the last epoch.
         batch: samples per step; 0 for all.
         penalty_weight: factor of the violations in the loss.
         penalty: ``"squared"`` (the authors' code) or ``"linear"`` (the paper's text).
@@ -69,6 +70,7 @@ class RunConfig:
     protocol: str
     epochs: int
     learning_rate: float = 1e-4
+    schedule: str = "constant"
     batch: int = 0
     penalty_weight: float = 100.0
     penalty: str = "squared"
@@ -165,6 +167,7 @@ def resolve(
         chosen[key] = _typed(key, value, str(tunable[key].type))
     config = RunConfig(task, method, _typed("seed", seed, "int"), protocol, **chosen)
     for name, known in (
+        ("schedule", ("constant", "cosine")),
         ("penalty", ("squared", "linear")),
         ("null_start", ("random", "zero")),
         ("gradient", ("exact", "tangent")),

@@ -38,9 +38,7 @@ def build_model(config: RunConfig, problem: Problem, *, strict: bool = False) ->
     elif method in ("caffnet-ff", "caffnet-ff-lite"):
         search = "lite" if method.endswith("lite") else "full"
         f, w = _feedforward(config, problem), _feedforward(config, problem)
-        model = CAffNet(
-            f, problem.enforced(search), null=w, null_start=config.null_start, search=search, **options
-        )
+        model = CAffNet(f, problem.enforced(search), null=w, null_start=config.null_start, search=search, **options)
     elif method == "caffnet-tf":
         f = Transformer(problem.n_in, problem.n_out, feedforward=config.feedforward)
         model = CAffNet(
@@ -52,9 +50,7 @@ def build_model(config: RunConfig, problem: Problem, *, strict: bool = False) ->
 
 
 def _feedforward(config: RunConfig, problem: Problem) -> FeedForward:
-    return FeedForward(
-        problem.n_in, problem.n_out, config.hidden, batch_norm=config.batch_norm, dropout=config.dropout
-    )
+    return FeedForward(problem.n_in, problem.n_out, config.hidden, batch_norm=config.batch_norm, dropout=config.dropout)
 
 
 class SoftNet(nn.Module):

@@ -96,7 +96,7 @@ class SolverProblem(Problem):
 
 
 def solve_with_ipopt(problem: SolverProblem) -> tuple[Tensor, float]:
-    """Solve every test problem with IPOPT, through one parametric solver: the answers, and milliseconds for all of them.
+    """Solve every test problem with IPOPT, through one parametric solver: the answers, and milliseconds for them all.
 
     Each solve starts at the least-squares solution of ``C y = x``, as the paper's does.
     """

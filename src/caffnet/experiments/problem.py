@@ -117,7 +117,7 @@ def penalty_of(violation: Tensor, form: str) -> tuple[Tensor, Tensor]:
 
 
 def one_sided(set: AffineSet, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Violations counted as the paper does: one column per inequality ``(..., k)`` and one per equality ``(..., e)``."""
+    """Violations as the paper counts them: one column per inequality ``(..., k)`` and one per equality ``(..., e)``."""
     value = (set.A @ y.unsqueeze(-1)).squeeze(-1)
     over, under = (value - set.upper).clamp_min(0), (set.lower - value).clamp_min(0)
     above = [i for i, side in enumerate(set.sides) if side in (UPPER, BOTH)]

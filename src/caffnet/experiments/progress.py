@@ -42,8 +42,8 @@ def progress_bars(runs: list[RunConfig], console: Console) -> Iterator[tuple[OnT
             if config.name not in lines:
                 text = f"{config.task} {config.method} seed {config.seed}"
                 lines[config.name] = bars.add_task(text, total=tick.epochs, loss="", worst="")
-            numbers = {"loss": f"{tick.loss:.4g}", "worst": f"{tick.worst:.1e}"}
-            bars.update(lines[config.name], completed=tick.epoch, **numbers)
+            line = lines[config.name]
+            bars.update(line, completed=tick.epoch, loss=f"{tick.loss:.4g}", worst=f"{tick.worst:.1e}")
 
         def on_done(config: RunConfig, record: dict[str, Any]) -> None:
             if config.name in lines:
@@ -59,4 +59,5 @@ def describe(config: RunConfig, record: dict[str, Any]) -> str:
     key, label = HEADLINE[config.task]
     found = record["evaluation"]
     worst = max(found[kind]["max"] for kind in ("inequality", "equality") if kind in found)
-    return f"{config.task} {config.protocol} {config.method} seed {config.seed}: {label} {found[key]:.6g}, worst violation {worst:.1e}"
+    run = f"{config.task} {config.protocol} {config.method} seed {config.seed}"
+    return f"{run}: {label} {found[key]:.6g}, worst violation {worst:.1e}"

@@ -1,11 +1,11 @@
 """Records: one JSON file per finished run, written once and never changed. No torch here.
 
-    config      every setting, resolved
-    versions    of Python and of the libraries
-    machine     where it ran
-    training    parameters, time per epoch, loss history (thinned)
-    evaluation  the metrics on the test set
-    curves      what the figures draw
+config      every setting, resolved
+versions    of Python and of the libraries
+machine     where it ran
+training    parameters, time per epoch, loss history (thinned)
+evaluation  the metrics on the test set
+curves      what the figures draw
 """
 
 from __future__ import annotations

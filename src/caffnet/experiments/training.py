@@ -1,13 +1,14 @@
-"""The training loop: Adam on cost + weight · penalty, checkpointed so that a killed run ends as if it had never stopped.
+"""The training loop: Adam on cost + weight · penalty. A killed run continues and ends as if it had never stopped.
 
-Everything that decides the next step is in the checkpoint: weights, moments, random state, history, best weights. Batches
-are drawn from a stream of their own that depends on the seed and the epoch only. So the result does not depend on when
-checkpoints were written, nor on whether the run was ever interrupted.
+Everything that decides the next step is in the checkpoint: weights, moments, random state, history, best weights.
+Batches are drawn from a stream of their own that depends on the seed and the epoch only. So the result depends neither
+on when checkpoints were written, nor on whether the run was ever interrupted.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -72,11 +73,12 @@ class _Run:
 
     def __init__(self, config: RunConfig, problem: Problem, model: nn.Module, group: Group):
         if group.size > 1 and config.batch_norm:
-            raise ConfigError("BatchNorm needs the whole batch in one process: run without torchrun, or batch_norm=false.")
+            raise ConfigError(
+                "BatchNorm needs the whole batch in one process: run without torchrun, or batch_norm=false."
+            )
         self.config, self.problem, self.model, self.group = config, problem, model, group
         self.device = problem.train.device
-        rate = config.learning_rate
-        self.optimizer = torch.optim.Adam(model.parameters(), lr=rate, fused=True)
+        self.optimizer = torch.optim.Adam(model.parameters(), lr=config.learning_rate, fused=True)
         self.step: nn.Module = _Step(problem, model, config.penalty)
         if group.size > 1:
             self.step = DistributedDataParallel(self.step)
@@ -92,6 +94,8 @@ class _Run:
 
     def train_epoch(self) -> None:
         self.model.train()
+        for settings in self.optimizer.param_groups:
+            settings["lr"] = self._rate()
         row = torch.zeros(3, dtype=torch.float64, device=self.device)
         for x in self._batches():
             loss = self.step(x)
@@ -107,6 +111,12 @@ class _Run:
             self.optimizer.step()
         self.history[self.epoch] = row
         self.epoch += 1
+
+    def _rate(self) -> float:
+        """The learning rate of this epoch."""
+        if self.config.schedule == "constant":
+            return self.config.learning_rate
+        return self.config.learning_rate * 0.5 * (1 + math.cos(math.pi * self.epoch / self.config.epochs))
 
     def _batches(self) -> list[Tensor]:
         data, size = self.problem.train, self.config.batch
