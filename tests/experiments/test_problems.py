@@ -138,7 +138,7 @@ PAPER_OBSTACLES = (
 
 
 def test_cbf_obstacles_are_the_papers_to_rounding():
-    for corners, (A, b) in zip(cbf.obstacle_vertices(), PAPER_OBSTACLES, strict=True):
+    for corners, (A, b) in zip(cbf.obstacle_corners(), PAPER_OBSTACLES, strict=True):
         ours = sorted(torch.cat([part if part.ndim == 2 else part[:, None] for part in hull_rows(corners)], 1).tolist())
         paper = sorted([*row, bound] for row, bound in zip(A, b, strict=True))
         assert np.abs(np.array(ours) - np.array(paper)).max() < 1.1e-4

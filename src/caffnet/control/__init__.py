@@ -19,6 +19,7 @@ from caffnet.control.barriers import (
     OutsidePolytopes,
     Stack,
     Union,
+    hull_corners,
     hull_rows,
 )
 from caffnet.control.pid import PID, UnicyclePID, body_frame_error
@@ -46,6 +47,7 @@ __all__ = [
     "UnicyclePID",
     "Union",
     "body_frame_error",
+    "hull_corners",
     "hull_rows",
     "linear",
     "power",

@@ -273,11 +273,35 @@ class Intersection(Union):
         return -torch.logsumexp(-self.sharpness * value, -1, keepdim=True) / self.sharpness
 
 
-def hull_rows(vertices: ArrayLike) -> tuple[Tensor, Tensor]:
+def hull_corners(points: ArrayLike) -> Tensor:
+    """The corners of the convex hull of points ``(v, 2)`` in the plane, counter-clockwise, ``(m, 2)``, float64.
+
+    >>> hull_corners([[0, 0], [1, 0], [0, 1], [1, 1], [0.5, 0.5]]).tolist()
+    [[0.0, 0.0], [1.0, 0.0], [1.0, 1.0], [0.0, 1.0]]
+    """
+    ordered = sorted((float(a), float(b)) for a, b in np.asarray(points, dtype=np.float64))
+
+    def chain(way: list[tuple[float, float]]) -> list[tuple[float, float]]:
+        kept: list[tuple[float, float]] = []
+        for p in way:
+            while len(kept) > 1 and _turn(kept[-2], kept[-1], p) <= 0:
+                kept.pop()
+            kept.append(p)
+        return kept[:-1]
+
+    corners = chain(ordered) + chain(ordered[::-1])
+    if len(corners) < 3:
+        raise ConstraintError(
+            f"The hull of {len(ordered)} points has no inside: three points not on a line are needed."
+        )
+    return torch.tensor(corners, dtype=torch.float64)
+
+
+def hull_rows(points: ArrayLike) -> tuple[Tensor, Tensor]:
     """The convex hull of points in the plane as ``{p : A p <= b}`` with unit outward rows.
 
     Args:
-        vertices: ``(v, 2)``, in any order; points inside the hull are ignored.
+        points: ``(v, 2)``, in any order; points inside the hull are ignored.
 
     Returns:
         ``A`` ``(m, 2)`` and ``b`` ``(m,)``, float64, counter-clockwise.
@@ -285,22 +309,10 @@ def hull_rows(vertices: ArrayLike) -> tuple[Tensor, Tensor]:
     >>> hull_rows([[0, 0], [1, 0], [0, 1], [1, 1], [0.5, 0.5]])[1]
     tensor([0., 1., 1., 0.], dtype=torch.float64)
     """
-    points = sorted((float(a), float(b)) for a, b in np.asarray(vertices, dtype=np.float64))
-
-    def chain(ordered: list[tuple[float, float]]) -> list[tuple[float, float]]:
-        kept: list[tuple[float, float]] = []
-        for p in ordered:
-            while len(kept) > 1 and _turn(kept[-2], kept[-1], p) <= 0:
-                kept.pop()
-            kept.append(p)
-        return kept[:-1]
-
-    corners = np.array(chain(points) + chain(points[::-1]))
-    if len(corners) < 3:
-        raise ConstraintError(f"The hull of {len(points)} points has no inside: three points not on a line are needed.")
-    edge = np.roll(corners, -1, axis=0) - corners
-    normal = np.stack([edge[:, 1], -edge[:, 0]], 1) / np.linalg.norm(edge, axis=1, keepdims=True)
-    return torch.from_numpy(normal), torch.from_numpy((normal * corners).sum(1))
+    corners = hull_corners(points)
+    edge = corners.roll(-1, 0) - corners
+    normal = torch.stack([edge[:, 1], -edge[:, 0]], 1) / edge.norm(dim=1, keepdim=True)
+    return normal, (normal * corners).sum(1)
 
 
 def _turn(a: tuple[float, float], b: tuple[float, float], c: tuple[float, float]) -> float:

@@ -28,6 +28,7 @@ from caffnet.control import (
     Stack,
     Unicycle,
     UnicyclePID,
+    hull_corners,
     hull_rows,
     linear,
     rk4,
@@ -68,14 +69,14 @@ OBSTACLES = (
 )
 
 
-def obstacle_vertices() -> list[list[list[float]]]:
-    """The corners of the obstacles in the plane, for figures."""
-    return [[[cx + x, cy + y] for x, y in corners] for (cx, cy), corners in OBSTACLES]
+def obstacle_corners() -> list[Tensor]:
+    """The corners of each obstacle in the plane, counter-clockwise."""
+    return [hull_corners([[cx + x, cy + y] for x, y in corners]) for (cx, cy), corners in OBSTACLES]
 
 
 def barrier() -> Stack:
     """Nine functions: three obstacles, then the six sides of the state box."""
-    obstacles = OutsidePolytopes([hull_rows(corners) for corners in obstacle_vertices()], SHARPNESS)
+    obstacles = OutsidePolytopes([hull_rows(corners) for corners in obstacle_corners()], SHARPNESS)
     return Stack(obstacles, InsideBox(STATE_LOWER, STATE_UPPER, names=["p_x", "p_y", "θ"]))
 
 
@@ -144,13 +145,29 @@ class DrivingProblem(Problem):
             "clearance": exact.min().item(),
             "collided": bool(exact.min() < 0),
         }
-        curves = {"states": states.tolist(), "inputs": inputs.tolist(), "nominal": nominal.tolist(), "dt": DT}
+        curves = {
+            "dt": DT,
+            "states": states.tolist(),
+            "inputs": inputs.tolist(),
+            "nominal": nominal.tolist(),
+            "allowed_speed": self._allowed_speed(states[:-1]).tolist(),
+            "limits": list(zip(INPUT_LOWER, INPUT_UPPER, strict=True)),
+            "obstacles": [corners.tolist() for corners in obstacle_corners()],
+            "box": [STATE_LOWER[:2], STATE_UPPER[:2]],
+            "goal_radius": GOAL_RADIUS,
+        }
         return Evaluation(metrics, curves)
+
+    def _allowed_speed(self, states: Tensor) -> Tensor:
+        """The largest speed that obstacles and state box allow at each state: rows ``a v <= b`` with a > 0."""
+        rows = self.build_set(states)
+        forward, free = rows.A[..., 0] > 0, torch.full_like(rows.upper, torch.inf)
+        return torch.where(forward, rows.upper / torch.where(forward, rows.A[..., 0], 1.0), free).amin(-1)
 
     def _clearance(self, states: Tensor) -> Tensor:
         """How far outside the obstacles the robot is, without smoothing: ``min_j max_i h_ji``; negative inside one."""
         away = []
-        for corners in obstacle_vertices():
+        for corners in obstacle_corners():
             A, b = hull_rows(corners)
             away.append((states[:, :2] @ A.to(states).mT - b.to(states)).amax(-1))
         return torch.stack(away, -1).amin(-1)

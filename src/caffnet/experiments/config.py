@@ -108,7 +108,7 @@ class Campaign:
     Attributes:
         task: the experiment.
         protocol: ``"paper"``; ``"fair"``: plain networks of equal size; ``"ours"``: fair, with a null-space head that
-            starts at zero and the tangent-cone gradient.
+            starts at zero, the tangent-cone gradient and the best weights by training loss.
         methods: rows of the table; all of the paper's if empty.
         seeds: the paper's if empty.
         settings: fields of `RunConfig` that differ from the protocol.
@@ -198,9 +198,9 @@ def _protocol_settings(task: str, method: str, protocol: str) -> dict[str, Any]:
     elif method == "caffnet-tf":
         settings["feedforward"] = _nearest(lambda h: transformer_size(n_in, n_out, h), budget)
     if protocol == "ours":
-        settings |= {"null_start": "zero", "gradient": "tangent"}
-        if task == "cbf":  # the loss of a long rollout is rough: a larger rate, and the best weights seen
-            settings |= {"learning_rate": 1e-3, "keep": "best"}
+        settings |= {"null_start": "zero", "gradient": "tangent", "keep": "best"}
+        if task == "cbf":
+            settings["learning_rate"] = 1e-3
     return settings
 
 

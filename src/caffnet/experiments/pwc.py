@@ -61,7 +61,15 @@ class PiecewiseProblem(Problem):
             "mse": (y - target(self.test)).square().mean().item(),
             "inequality": summarise_violations(inequality),
         }
-        return Evaluation(metrics, {"y": y.squeeze(-1).tolist()})
+        lower, upper = bounds(self.test)
+        curves = {
+            "x": self.test.squeeze(-1).tolist(),
+            "y": y.squeeze(-1).tolist(),
+            "target": target(self.test).squeeze(-1).tolist(),
+            "lower": lower.amax(-1).tolist(),
+            "upper": upper.amin(-1).tolist(),
+        }
+        return Evaluation(metrics, curves)
 
     def forward_for_timing(self, model: nn.Module) -> Callable[[], Any]:
         """All test points in one call."""
