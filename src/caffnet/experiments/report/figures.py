@@ -11,6 +11,7 @@ from typing import Any
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import Circle, Polygon, Rectangle
 
 from caffnet.experiments.report.groups import TITLES, Group
@@ -46,6 +47,7 @@ STYLE: Any = {
 #: The seeds that the paper draws.
 FIGURE_SEED = {"pwc": 6, "cbf": 10}
 FIRST_EPOCHS = 4000
+DPI = 200
 
 Drawing = Callable[[list[Group]], Figure | None]
 
@@ -86,7 +88,7 @@ def save(figure: Figure, kind: str) -> bytes:
     out = io.BytesIO()
     metadata = {"Software": None} if kind == "png" else {"CreationDate": None, "Producer": None, "Creator": None}
     with matplotlib.rc_context(STYLE):
-        figure.savefig(out, format=kind, dpi=200, bbox_inches="tight", metadata=metadata)
+        figure.savefig(out, format=kind, dpi=DPI, bbox_inches="tight", metadata=metadata)
     return out.getvalue()
 
 
@@ -118,7 +120,8 @@ def learned_functions(groups: list[Group]) -> Figure | None:
                 ax.plot(x, record["curves"]["y"], color=colour, linewidth=0.5, alpha=0.35)
         ax.plot(x, curves["y"], color=colour, label="learned")
         worst = main["evaluation"]["inequality"]["max"]
-        ax.set_title(f"{TITLES[group.method]}, seed {main['config']['seed']}: violation up to {_short(worst)}")
+        told = f"violation up to {_short(worst)}" if worst else "no violation"
+        ax.set_title(f"{TITLES[group.method]}, seed {main['config']['seed']}: {told}")
         ax.set_xlim(-2, 2)
         ax.set_ylim(bottom, top)
     for ax in axes[len(shown) :]:
@@ -127,10 +130,7 @@ def learned_functions(groups: list[Group]) -> Figure | None:
         ax.set_xlabel("$x$")
     for ax in axes[::columns]:
         ax.set_ylabel("$y$")
-    handles, labels = axes[0].get_legend_handles_labels()
-    for handle in handles[-1:]:
-        handle.set_color("#888888") if len(shown) > 1 else None
-    figure.legend(handles, labels, loc="outside upper center", ncols=3, handlelength=1.8)
+    _shared_legend(figure, axes[0], "learned", "outside upper center")
     return figure
 
 
@@ -194,9 +194,8 @@ def optimality_gap(groups: list[Group]) -> Figure | None:
         style: dict[str, Any] = {"color": COLOURS[group.method], "s": 26, "zorder": 3}
         ax.scatter([p for p, _ in above], [g for _, g in above], label=TITLES[group.method], **style)
         if below:  # better than the optimum: only by violating constraints
-            ax.scatter(
-                *zip(*below, strict=True), marker="v", facecolors="none", edgecolors=style["color"], s=26, zorder=3
-            )
+            edge = COLOURS[group.method]
+            ax.scatter([p for p, _ in below], [g for _, g in below], 26, "none", "v", edgecolors=edge, zorder=3)
     ax.set_yscale("log")
     for i in range(len(seeds) - 1):
         ax.axvline(i + 0.5, color=LIGHT, linewidth=0.8)
@@ -266,7 +265,7 @@ def control_inputs(groups: list[Group]) -> Figure | None:
             nominal, taken = [u[k] for u in curves["nominal"]], [u[k] for u in curves["inputs"]]
             ax.plot(time, nominal, color=GREY, linewidth=0.9, linestyle=(0, (4, 2)), label="nominal (PID)")
             if k == 0 and curves.get("allowed_speed"):
-                most = [min(value, limits[1]) for value in curves["allowed_speed"]]
+                most = [limits[1] if v is None else min(v, limits[1]) for v in curves["allowed_speed"]]
                 ax.fill_between(time, most, [limits[1] * 1.1] * len(time), color=LIGHT, linewidth=0, label="not safe")
                 ax.set_ylim(limits[0] - 0.12, limits[1] * 1.1)
             ax.plot(time, taken, color=COLOURS[group.method], label="applied")
@@ -274,7 +273,7 @@ def control_inputs(groups: list[Group]) -> Figure | None:
                 ax.set_ylabel(name)
         axes[0][column].set_title(TITLES[group.method])
         axes[1][column].set_xlabel("Time (s)")
-    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    _shared_legend(figure, axes[0][0], "applied", "outside lower center")
     return figure
 
 
@@ -293,6 +292,13 @@ def _outcome(record: dict[str, Any]) -> str:
     return f" ({hit}, {'arrives' if found['arrived'] else 'does not arrive'})"
 
 
+def _shared_legend(figure: Figure, ax: Axes, coloured: str, place: Any) -> None:
+    """One legend for all panels; the line that has another colour in each is grey."""
+    handles, labels = ax.get_legend_handles_labels()
+    handles[labels.index(coloured)] = Line2D([], [], color="#888888")
+    figure.legend(handles, labels, loc=place, ncols=len(labels), handlelength=1.8)
+
+
 def _settings(groups: list[Group]) -> str:
     """What differs from the protocol, for the caption."""
     changed = {TITLES[group.method]: group.changes for group in groups if group.changes}
@@ -302,4 +308,4 @@ def _settings(groups: list[Group]) -> str:
 
 
 def _short(value: float) -> str:
-    return "0" if value == 0 else f"{value:.1e}" if value < 1e-3 else f"{value:.2f}"
+    return f"{value:.1e}" if value < 1e-3 else f"{value:.2f}"

@@ -92,8 +92,8 @@ PROTOCOL_NOTES = {
 }
 MEASURES = (
     "Mean over seeds, sample standard deviation in brackets. “Mean of max” is what the paper calls “Max”: the mean "
-    "over samples of the largest row; “true max” is the largest of all. Times are warm and synchronised; T_train is per "
-    "epoch, T_test for the whole test set."
+    "over samples of the largest row; “true max” is the largest of all. Times are warm and synchronised; T_train is "
+    "per epoch, T_test for the whole test set."
 )
 
 
