@@ -1,6 +1,7 @@
 """The three problems are the paper's: draws, formulas, and reference numbers that need no training."""
 
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from caffnet.experiments.cbf import DrivingProblem
 from caffnet.experiments.config import resolve
 from caffnet.experiments.models import HardNet, build_model
 from caffnet.experiments.opt import SolverProblem, solve_with_ipopt
-from caffnet.experiments.problem import one_sided, penalty_of, summarise_violations, time_forward
+from caffnet.experiments.problem import exact_inequalities, one_sided, penalty_of, summarise_violations, time_forward
 from caffnet.experiments.pwc import PiecewiseProblem, bounds, target
 
 
@@ -232,6 +233,17 @@ def test_rows_are_counted_as_the_paper_does():
     assert equality.tolist() == [[2.0]]
 
 
+def test_exact_arithmetic_sees_what_rounding_hides():
+    third = 0.1 + 0.2  # above 0.3 by a rounding error
+    rows = AffineSet([[1.0, 1.0], [0.0, 1.0]], [0.1, -1.0], [0.3, 1.0])
+    y = torch.tensor([[0.1, 0.2], [0.15, 0.15]], dtype=torch.float64)
+    exact = exact_inequalities(rows, y)
+    assert exact.shape == one_sided(rows, y)[0].shape == (2, 4)
+    assert exact[0, 0] == float(Fraction(0.1) + Fraction(0.2) - Fraction(0.3)) > 0
+    assert exact[0, 0] != third - 0.3
+    assert exact[1].sum() == 0
+
+
 def test_violation_summary():
     rows = torch.tensor([[0.0, 0.4], [0.0, 0.0], [2e-7, 0.2], [0.0, 0.0]])
     found = summarise_violations(rows)
@@ -284,3 +296,10 @@ def test_hard_methods_satisfy_every_row_untrained(task, method):
     found = problem.evaluate(model).metrics
     for kind in ("inequality", "equality"):
         assert found.get(kind, {"max": 0.0})["max"] < 1e-12
+
+
+@pytest.mark.parametrize("task", ["pwc", "opt"])
+def test_strict_inequalities_hold_in_exact_arithmetic(task):
+    problem = PROBLEMS[task](1)
+    model = build_model(resolve(task, "caffnet-ff", 1, "ours"), problem, strict=True).eval()
+    assert problem.evaluate(model, exact=True).metrics["exact_inequality"]["max"] == 0.0

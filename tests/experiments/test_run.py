@@ -135,8 +135,8 @@ def test_the_record_says_everything(tmp_path):
     assert len(record["curves"]["y"]) == 400
     found = record["evaluation"]
     assert found["test_ms"] > 0
-    assert found["strict"]["inequality"]["max"] == 0.0
-    assert found["strict"]["inequality"]["exact_zeros"] == found["inequality"]["entries"] == 1600
+    assert found["strict"]["exact_inequality"]["max"] == 0.0
+    assert found["strict"]["exact_inequality"]["exact_zeros"] == found["inequality"]["entries"] == 1600
 
 
 def test_dropout_is_measured_both_ways(tmp_path):
@@ -156,7 +156,7 @@ def test_driving_and_its_post_hoc_projection(tmp_path, monkeypatch):
     for method in ("post-hoc", "caffnet-ff"):
         found = records[method]["evaluation"]
         assert found["inequality"]["max"] < 1e-12
-        assert found["strict"]["inequality"]["max"] == 0.0
+        assert found["strict"]["exact_inequality"]["max"] == 0.0
         assert not found["collided"]
     assert len(records["nn"]["curves"]["states"]) == 11
 

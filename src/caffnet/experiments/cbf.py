@@ -34,7 +34,7 @@ from caffnet.control import (
     rk4,
     wrap_angle,
 )
-from caffnet.experiments.problem import Evaluation, Loss, Problem, one_sided, penalty_of, summarise_violations
+from caffnet.experiments.problem import Evaluation, Loss, Problem, penalty_of, violation_metrics
 
 SAMPLES, DT, TRAIN_STEPS, TEST_STEPS = 300, 0.1, 150, 100
 TEST_START = (-4.5, 0.0, 0.5)
@@ -123,27 +123,27 @@ class DrivingProblem(Problem):
         """The cost of 15 s from every initial state."""
         return self._drive(model, x, TRAIN_STEPS, penalty)
 
-    def evaluate(self, model: nn.Module) -> Evaluation:
+    def evaluate(self, model: nn.Module, exact: bool = False) -> Evaluation:
         """Cost, violations and safety of 10 s from the test state."""
         path: list[tuple[Tensor, ...]] = []
         with torch.no_grad():
             cost, penalty, _ = self._drive(model, self.test, TEST_STEPS, "squared", path)
         states, inputs, nominal, final = (torch.cat(column) for column in zip(*path, strict=True))
         # Measured at the states as the integrator left them, with the inputs applied there.
-        inequality, _ = one_sided(self.build_set(states), inputs)
+        violations = violation_metrics(self.build_set(states), inputs, exact)
         states = torch.cat([states, final[-1:]])
         distance = states[:, :2].norm(dim=-1)
         margin = self.barrier(states).amin(-1)
-        exact = self._clearance(states)
+        clearance = self._clearance(states).min()
         metrics = {
             "cost": (cost + PENALTY_WEIGHT * penalty).item(),
             "penalty": (PENALTY_WEIGHT * penalty).item(),
-            "inequality": summarise_violations(inequality),
+            **violations,
             "final_distance": distance[-1].item(),
             "arrived": bool(distance.min() <= GOAL_RADIUS),
             "smallest_barrier": margin.min().item(),
-            "clearance": exact.min().item(),
-            "collided": bool(exact.min() < 0),
+            "clearance": clearance.item(),
+            "collided": bool(clearance < 0),
         }
         curves = {
             "dt": DT,

@@ -55,9 +55,12 @@ def started_by_torchrun() -> bool:
 
 @contextlib.contextmanager
 def process_group(device: str) -> Iterator[Group]:
-    """The processes that `torchrun` started: gloo on CPUs, nccl on GPUs."""
+    """The processes that `torchrun` started: gloo on CPUs, nccl on GPUs. Inside of another one, that one."""
     if not started_by_torchrun():
         yield Group()
+        return
+    if dist.is_initialized():
+        yield Group(dist.get_rank(), dist.get_world_size())
         return
     if device == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from caffnet.constraints import EQUAL, UPPER, AffineSet
-from caffnet.experiments.problem import Evaluation, Loss, Problem, one_sided, penalty_of, summarise_violations
+from caffnet.experiments.problem import Evaluation, Loss, Problem, penalty_of, violation_metrics
 from caffnet.preparation import Prepared, prepare
 
 N_OUT, INEQUALITIES, EQUALITIES = 5, 5, 3
@@ -75,18 +75,16 @@ class SolverProblem(Problem):
         y = model(x)
         return Loss(self.objective(y).sum(), *penalty_of(self.constraint(x).violation(y), penalty))
 
-    def evaluate(self, model: nn.Module) -> Evaluation:
+    def evaluate(self, model: nn.Module, exact: bool = False) -> Evaluation:
         """The mean objective, and the violations of both kinds of rows."""
         with torch.no_grad():
-            return self.evaluate_points(model(self.test))
+            return self.evaluate_points(model(self.test), exact)
 
-    def evaluate_points(self, y: Tensor) -> Evaluation:
+    def evaluate_points(self, y: Tensor, exact: bool = False) -> Evaluation:
         """The same for given answers ``(1000, 5)``."""
-        inequality, equality = one_sided(self.build_set(self.test), y)
         metrics = {
             "objective": self.objective(y).mean().item(),
-            "inequality": summarise_violations(inequality),
-            "equality": summarise_violations(equality),
+            **violation_metrics(self.build_set(self.test), y, exact),
         }
         return Evaluation(metrics, {})
 

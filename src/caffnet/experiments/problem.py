@@ -9,6 +9,7 @@ import abc
 import dataclasses
 import time
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 import torch
@@ -79,8 +80,8 @@ class Problem(abc.ABC):
         """The training loss of a batch of inputs; `penalty` as in `penalty_of`."""
 
     @abc.abstractmethod
-    def evaluate(self, model: nn.Module) -> Evaluation:
-        """All metrics on the test set."""
+    def evaluate(self, model: nn.Module, exact: bool = False) -> Evaluation:
+        """All metrics on the test set; `exact` as in `violation_metrics`."""
 
     @abc.abstractmethod
     def forward_for_timing(self, model: nn.Module) -> Callable[[], Any]:
@@ -124,6 +125,38 @@ def one_sided(set: AffineSet, y: Tensor) -> tuple[Tensor, Tensor]:
     below = [i for i, side in enumerate(set.sides) if side in (LOWER, BOTH)]
     equal = [i for i, side in enumerate(set.sides) if side == EQUAL]
     return torch.cat([over[..., above], under[..., below]], -1), torch.maximum(over, under)[..., equal]
+
+
+def exact_inequalities(set: AffineSet, y: Tensor) -> Tensor:
+    """The inequality columns of `one_sided` in exact arithmetic, rounded once.
+
+    Evaluating ``a y - b`` in floating point errs by a few units in the last place, in both directions. A claim that a
+    row holds *exactly* has to be measured without that error.
+    """
+    A, y, lower, upper = (t.detach().double().cpu() for t in (set.A, y, set.lower, set.upper))
+    samples = y.shape[:-1].numel()
+    rows = A.expand(*y.shape[:-1], set.m, set.n).reshape(samples, set.m, set.n).tolist()
+    bounds = [t.expand(*y.shape[:-1], set.m).reshape(samples, set.m).tolist() for t in (lower, upper)]
+    sides = [(i, 1) for i, side in enumerate(set.sides) if side in (UPPER, BOTH)]
+    sides += [(i, -1) for i, side in enumerate(set.sides) if side in (LOWER, BOTH)]
+    table = []
+    for a, point, low, high in zip(rows, y.reshape(samples, set.n).tolist(), *bounds, strict=True):
+        exact = [Fraction(value) for value in point]
+        values = [sum(Fraction(entry) * value for entry, value in zip(row, exact, strict=True)) for row in a]
+        excess = (values[i] - Fraction(high[i]) if sign > 0 else Fraction(low[i]) - values[i] for i, sign in sides)
+        table.append([max(0.0, float(amount)) for amount in excess])
+    return torch.tensor(table, dtype=torch.float64)
+
+
+def violation_metrics(set: AffineSet, y: Tensor, exact: bool = False) -> dict[str, dict[str, float | int]]:
+    """Statistics of the violations at y, by kind; with `exact` also of the inequalities in exact arithmetic."""
+    inequality, equality = one_sided(set, y)
+    found = {"inequality": summarise_violations(inequality)}
+    if equality.shape[-1]:
+        found["equality"] = summarise_violations(equality)
+    if exact:
+        found["exact_inequality"] = summarise_violations(exact_inequalities(set, y))
+    return found
 
 
 def summarise_violations(rows: Tensor) -> dict[str, float | int]:

@@ -120,7 +120,7 @@ def _evaluate(config: RunConfig, problem: Problem, model: nn.Module) -> dict[str
     if isinstance(model, CAffNet):
         strict = build_model(config, problem, strict=True)
         strict.load_state_dict(model.state_dict())
-        metrics["strict"] = problem.evaluate(strict.eval()).metrics
+        metrics["strict"] = problem.evaluate(strict.eval(), exact=True).metrics
     if config.dropout:
         # The FF rows of the paper's opt table were measured with dropout still on.
         torch.manual_seed(config.seed)

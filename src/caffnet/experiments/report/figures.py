@@ -195,7 +195,8 @@ def optimality_gap(groups: list[Group]) -> Figure | None:
         ax.scatter([p for p, _ in above], [g for _, g in above], label=TITLES[group.method], **style)
         if below:  # better than the optimum: only by violating constraints
             edge = COLOURS[group.method]
-            ax.scatter([p for p, _ in below], [g for _, g in below], 26, "none", "v", edgecolors=edge, zorder=3)
+            x, y = [p for p, _ in below], [g for _, g in below]
+            ax.scatter(x, y, s=26, c="none", marker="v", edgecolors=edge, zorder=3)
     ax.set_yscale("log")
     for i in range(len(seeds) - 1):
         ax.axvline(i + 0.5, color=LIGHT, linewidth=0.8)
