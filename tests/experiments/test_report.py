@@ -66,7 +66,6 @@ def make_record(task: str, method: str, seed: int, protocol: str = "paper", valu
 def everything() -> list[dict]:
     made = [make_record("opt", "ipopt", seed, value=value) for seed, value in OBJECTIVES.items()]
     made += [make_record("opt", m, s, value=OBJECTIVES[s] + 0.001) for m in ("nn", "caffnet-ff") for s in OBJECTIVES]
-    made += [make_record("opt", "caffnet-ff", 1, "ours", -0.1350)]
     made += [make_record("pwc", method, seed) for method in ("nn", "caffnet-ff", "caffnet-tf") for seed in (1, 6)]
     made += [make_record("cbf", method, 2) for method in ("nn", "caffnet-ff", "post-hoc")]
     return made

@@ -88,7 +88,7 @@ def save(figure: Figure, kind: str) -> bytes:
     out = io.BytesIO()
     metadata = {"Software": None} if kind == "png" else {"CreationDate": None, "Producer": None, "Creator": None}
     with matplotlib.rc_context(STYLE):
-        figure.savefig(out, format=kind, dpi=DPI, bbox_inches="tight", metadata=metadata)
+        figure.savefig(out, format=kind, dpi=DPI, metadata=metadata)
     return out.getvalue()
 
 
