@@ -8,8 +8,8 @@ from caffnet.errors import ConstraintError, InfeasibleError
 from caffnet.layer import CAffine
 from caffnet.model import CAffNet
 from caffnet.preparation import prepare
+from caffnet.problem import Status
 from caffnet.projection import Projection, project
-from caffnet.solve import Status
 
 __version__ = version("caffnet")
 

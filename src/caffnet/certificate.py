@@ -49,14 +49,18 @@ class Conflict:
         return f"{parts}: together they miss by {-self.gap:.4g}" + ("" if self.proven else " (up to rounding)")
 
 
-def conflict_of(
-    A: np.ndarray, lower: np.ndarray, upper: np.ndarray, multipliers: np.ndarray, names: tuple[str, ...]
-) -> Conflict:
+def conflict_of(A: Tensor, lower: Tensor, upper: Tensor, multipliers: Tensor, names: tuple[str, ...]) -> Conflict:
     """Turn approximate multipliers ``(m,)`` of one sample, in the user's units, into a checked certificate.
 
     The rows with a non-zero multiplier are taken as they are, in rationals; their exact linear dependence replaces the
     rounded multipliers, and signs and gap are then checked exactly.
     """
+    return _conflict_of(*(t.detach().double().cpu().numpy() for t in (A, lower, upper, multipliers)), names=names)
+
+
+def _conflict_of(
+    A: np.ndarray, lower: np.ndarray, upper: np.ndarray, multipliers: np.ndarray, *, names: tuple[str, ...]
+) -> Conflict:
     rows = [int(i) for i in np.flatnonzero(multipliers)]
     if not rows:
         return Conflict((), (), (), 0.0, False)
@@ -67,6 +71,10 @@ def conflict_of(
     if never:  # a bound at the wrong infinity excludes every point on its own
         sign = signs[rows.index(never[0])]
         return Conflict((never[0],), (names[never[0]],), (float(sign),), -np.inf, True)
+    crossed = [i for i in rows if lower[i] > upper[i]]
+    if crossed:  # one row is enough if its own bounds cross
+        i, gap = crossed[0], float(upper[crossed[0]] - lower[crossed[0]])
+        return Conflict((i, i), (names[i], names[i]), (1.0, -1.0), gap, True)
     exact = _dependence([[Fraction(float(v)) for v in A[i]] for i in rows])
     if exact is not None:
         # The dependence is unique up to its sign: the sign is the one that makes the gap negative.
@@ -108,28 +116,37 @@ def _dependence(rows: list[list[Fraction]]) -> list[Fraction] | None:
     return relations[0] if len(relations) == 1 else None
 
 
-def exactly_satisfies(A: Tensor, lower: Tensor, upper: Tensor, y: Tensor, skip: Tensor) -> Tensor:
-    """Whether ``lower <= A y <= upper`` holds exactly, ``(B,)``, for y ``(B, n)``; rows in ``skip (B, m)`` are not asked.
+def surely_satisfies(A: Tensor, lower: Tensor, upper: Tensor, y: Tensor, skip: Tensor) -> Tensor:
+    """Whether a rigorous error bound proves ``lower <= A y <= upper``, ``(B,)``, for y ``(B, n)``.
 
-    A rigorous error bound settles nearly all rows; what it cannot is evaluated in rationals.
+    Rows in ``skip (B, m)`` are not asked. A point exactly on a bound is usually not proven: see `exactly_satisfies`.
     """
-    value = y @ A.mT if A.ndim == 2 else (A @ y.unsqueeze(-1)).squeeze(-1)
-    size = y.abs() @ A.abs().mT if A.ndim == 2 else (A.abs() @ y.abs().unsqueeze(-1)).squeeze(-1)
-    bound = tolerance.rounding(y.dtype, y.shape[-1])
-    unsure = torch.zeros_like(skip)
-    broken = torch.zeros_like(skip)
-    for excess, edge in ((value - upper, upper), (lower - value, lower)):
-        error = bound * (size + torch.where(edge.isfinite(), edge.abs(), 0.0)) + tolerance.underflow(y.dtype)
-        broken = broken | (excess > error)
-        unsure = unsure | (excess.abs() <= error)
-    broken, unsure = broken & ~skip, unsure & ~skip
-    for b, i in unsure.nonzero().tolist():
-        if broken[b].any():
-            continue
+    broken, unsure = _judge(A, lower, upper, y, skip)
+    return ~(broken | unsure).any(-1)
+
+
+def exactly_satisfies(A: Tensor, lower: Tensor, upper: Tensor, y: Tensor, skip: Tensor) -> Tensor:
+    """Whether ``lower <= A y <= upper`` holds exactly, ``(B,)``: what the bound leaves open is done in rationals."""
+    broken, unsure = _judge(A, lower, upper, y, skip)
+    answer = ~broken.any(-1)
+    for b, i in (unsure & answer.unsqueeze(-1)).nonzero().tolist():
         row = A[i] if A.ndim == 2 else A[b, i]
         total = sum((Fraction(p) * Fraction(q) for p, q in zip(row.tolist(), y[b].tolist(), strict=True)), Fraction(0))
         low, high = float(lower[b, i]), float(upper[b, i])
-        broken[b, i] = (high < float("inf") and total > Fraction(high)) or (
-            low > -float("inf") and total < Fraction(low)
-        )
-    return ~broken.any(-1)
+        if (high < np.inf and total > Fraction(high)) or (low > -np.inf and total < Fraction(low)):
+            answer[b] = False
+    return answer
+
+
+def _judge(A: Tensor, lower: Tensor, upper: Tensor, y: Tensor, skip: Tensor) -> tuple[Tensor, Tensor]:
+    """Which rows ``(B, m)`` are surely broken, and which rounding leaves undecided."""
+    value = y @ A.mT if A.ndim == 2 else (A @ y.unsqueeze(-1)).squeeze(-1)
+    size = y.abs() @ A.abs().mT if A.ndim == 2 else (A.abs() @ y.abs().unsqueeze(-1)).squeeze(-1)
+    bound = tolerance.rounding(y.dtype, y.shape[-1])
+    exact = (A == 0).all(-1)  # 0 <= b needs no arithmetic
+    unsure, broken = torch.zeros_like(skip), torch.zeros_like(skip)
+    for excess, edge in ((value - upper, upper), (lower - value, lower)):
+        error = bound * (size + torch.where(edge.isfinite(), edge.abs(), 0.0)) + tolerance.underflow(y.dtype)
+        broken = broken | (excess > torch.where(exact, 0.0, error))
+        unsure = unsure | ((excess.abs() <= error) & ~exact)
+    return broken & ~skip, unsure & ~skip

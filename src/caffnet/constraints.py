@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor  # pyright: ignore[reportMissingImports]
 
 from caffnet import tolerance
 from caffnet.errors import ConstraintError, DtypeError
@@ -257,7 +258,7 @@ class AffineSet:
 
     def _facing(self, y: ArrayLike) -> tuple[AffineSet, Tensor]:
         """The set and the point in one number type."""
-        point = y if isinstance(y, Tensor) else torch.as_tensor(np.asarray(y), dtype=self.dtype, device=self.device)
+        point = y if isinstance(y, Tensor) else _read(y).to(self.dtype).to(self.device)
         if point.ndim == 0 or point.shape[-1] != self.n:
             raise ConstraintError(f"y must have shape (..., {self.n}), got {tuple(point.shape)}.")
         if not point.is_floating_point():
@@ -304,7 +305,7 @@ def _as_tensors(**given: ArrayLike | None) -> tuple[dict[str, Tensor | None], bo
             continue
         typed = isinstance(value, Tensor | np.ndarray)
         try:
-            tensor = value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
+            tensor = value if isinstance(value, Tensor) else _read(value)
         except (TypeError, ValueError) as error:
             raise ConstraintError(f"{name} cannot be read as an array of numbers: {error}") from None
         if tensor.is_complex() or tensor.dtype in (torch.float16, torch.bfloat16):
@@ -321,6 +322,11 @@ def _as_tensors(**given: ArrayLike | None) -> tuple[dict[str, Tensor | None], bo
         raise ConstraintError(f"All parts of a constraint must be on one device, got {sorted(map(str, devices))}.")
     device = next(iter(devices), None)
     return {k: None if t is None else t.to(dtype=dtype, device=device) for k, t in tensors.items()}, not strong
+
+
+def _read(value: Any) -> Tensor:
+    """An array is copied with its type; lists and scalars are read in double precision."""
+    return torch.tensor(value) if isinstance(value, np.ndarray) else torch.as_tensor(value, dtype=torch.float64)
 
 
 def _bound(bound: Tensor | None, A: Tensor, side: str) -> Tensor:
@@ -367,10 +373,10 @@ def _inspect_sides(lower: Tensor, upper: Tensor) -> tuple[str, ...]:
 
 
 def has_numbers(t: Tensor) -> bool:
-    """False for tensors that only stand for numbers: meta, fake (tracing) and batched (vmap) ones."""
+    """False for tensors that only stand for numbers: meta, fake (tracing) and mapped (torch.func) ones."""
     if t.device.type == "meta" or type(t) not in (Tensor, torch.nn.Parameter, torch.nn.Buffer):
         return False
-    return not torch._C._functorch.is_batchedtensor(t)
+    return not is_functorch_wrapped_tensor(t)
 
 
 def _meet(first: AffineSet, second: AffineSet) -> tuple[AffineSet, AffineSet]:

@@ -50,7 +50,7 @@ class CAffine(nn.Module):
             self._rows = (constraint.sides, constraint.labels)
             for name in ("A", "lower", "upper"):
                 self.register_buffer(name, getattr(fixed, name).detach().clone())
-            self.register_load_state_dict_post_hook(lambda module, _: module._prepare())
+            self.register_load_state_dict_post_hook(_prepare_again)
             self._prepare()
         elif callable(constraint):
             self.constraint = constraint
@@ -67,15 +67,18 @@ class CAffine(nn.Module):
 
     def project(self, f: Tensor, w: Tensor | None = None, *, x: Any = None) -> Projection:
         """As `forward`, with the evidence: status, active rows, violation."""
-        return project(f, self.set_at(x), w, **self.options)
+        return project(f, self._constraints(x), w, **self.options)
 
-    def set_at(self, x: Any = None) -> AffineSet | Prepared:
+    def set_at(self, x: Any = None) -> AffineSet:
         """The constraints that hold for the input `x`."""
+        constraints = self._constraints(x)
+        return constraints.set if isinstance(constraints, Prepared) else constraints
+
+    def _constraints(self, x: Any) -> AffineSet | Prepared:
         if self._prepared is not None:
             return self._prepared
-        if x is None:
+        if x is None or self.constraint is None:
             raise ConstraintError("The constraint depends on the input: call layer(f, w, x=x).")
-        assert self.constraint is not None
         return self.constraint(x)
 
     def _prepare(self) -> None:
@@ -92,5 +95,11 @@ class CAffine(nn.Module):
         return self
 
     def extra_repr(self) -> str:
+        """What the layer prints of itself."""
         what = "input-dependent" if self._prepared is None else repr(self._prepared)
         return ", ".join([what, *(f"{name}={value!r}" for name, value in self.options.items())])
+
+
+def _prepare_again(module: CAffine, _: object) -> None:
+    """After a state dict was loaded: other rows, other factorisation."""
+    module._prepare()

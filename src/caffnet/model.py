@@ -24,6 +24,8 @@ class CAffNet(nn.Module):
             ``"random"`` leaves `null` as it is, which is the paper's start.
         **options: for the layer, as in `project`.
 
+    >>> import torch
+    >>> from caffnet import AffineSet, FeedForward
     >>> model = CAffNet(FeedForward(3, 2), AffineSet.box(0.0, 1.0, dim=2), null=FeedForward(3, 2))
     >>> bool(AffineSet.box(0.0, 1.0, dim=2).contains(model(torch.randn(8, 3))).all())
     True

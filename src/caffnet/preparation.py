@@ -96,6 +96,7 @@ def flat_data(set: AffineSet) -> tuple[Tensor, Tensor, Tensor]:
     """``A`` as ``(m, n)`` or ``(B, m, n)`` and the bounds as they are, for work that does not need the bounds."""
     A = set.A.detach()
     if A.ndim > 2:
-        A = A.expand(*set.batch_shape, set.m, set.n).reshape(set.batch_shape.numel(), set.m, set.n)
+        batch = set.batch_shape.numel() if 0 in (set.m, set.n) else -1
+        A = A.expand(*set.batch_shape, set.m, set.n).reshape(batch, set.m, set.n)
     bound = A.new_zeros(A.shape[:-1])
     return A, bound, bound

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import math
 from typing import Any
 
@@ -32,13 +31,13 @@ import torch
 from torch import Tensor
 
 from caffnet.constraints import AffineSet, has_numbers
+from caffnet.dispatch import answer
 from caffnet.errors import ConstraintError, DtypeError
 from caffnet.preparation import SEARCHES, Prepared, prepare_search
+from caffnet.problem import Options, Problem, Solution
 from caffnet.rows import product, scale_rows, times_power, unit_exponent
 from caffnet.search import enumeration
-from caffnet.search.contract import Choice
 from caffnet.search.enumeration import Enumeration
-from caffnet.solve import Options, Problem, Solution, Status, solve, trace
 
 ON_INFEASIBLE = ("raise", "nearest", "nan")
 GRADIENTS = ("exact", "tangent")
@@ -128,7 +127,7 @@ def project(
     prepared, f, w, batch = _gate(f, set, w, options)
     with _no_autocast(f.device):
         problem = _flatten(prepared.set, f, w, batch)
-        solution = _answer(problem, options, prepared.plan)
+        solution = answer(problem, options, prepared.plan)
         value = _differentiable(problem, solution, gradient, options, prepared.plan)
         held = torch.zeros_like(problem.lower, dtype=torch.int8)
         choice = solution.choice
@@ -184,7 +183,9 @@ def _gate(
         if tensor is None and name == "w":
             continue
         if not isinstance(tensor, Tensor):
-            raise ConstraintError(f"{name} must be a tensor, got {type(tensor).__name__}: write torch.as_tensor({name}).")
+            raise ConstraintError(
+                f"{name} must be a tensor, got {type(tensor).__name__}: write torch.as_tensor({name})."
+            )
         if tensor.dtype not in (torch.float32, torch.float64):
             raise DtypeError(
                 f"{name} is {tensor.dtype}; the layer works in float32 or float64: write {name}.float() "
@@ -208,7 +209,9 @@ def _gate(
             raise ConstraintError(f"w must have the shape of f {tuple(f.shape)}, got {tuple(w.shape)}.")
     tracing = torch.compiler.is_exporting()
     if tracing and options.strict:
-        raise ConstraintError("strict=True decides in exact arithmetic, which a graph cannot hold: export with strict=False.")
+        raise ConstraintError(
+            "strict=True decides in exact arithmetic, which a graph cannot hold: export with strict=False."
+        )
     if isinstance(set, Prepared):
         ready = set
     elif not tracing and (torch.compiler.is_compiling() or not has_numbers(fitting.A)):
@@ -249,13 +252,12 @@ def _flatten(set: AffineSet, f: Tensor, w: Tensor | None, batch: torch.Size) -> 
     n, m = set.n, set.m
 
     def lines(t: Tensor, *core: int) -> Tensor:
-        return t.expand(*batch, *core).reshape(batch.numel(), *core)
+        # -1 keeps the batch size open while a graph is traced; it is ambiguous for empty tensors only.
+        return t.expand(*batch, *core).reshape(batch.numel() if 0 in core else -1, *core)
 
     A = set.A if set.A.ndim == 2 else lines(set.A, m, n)
     w = None if w is None else lines(w, n)
-    return Problem(
-        lines(f, n), w, A, lines(set.lower, m), lines(set.upper, m), set.sides, set.names, tuple(batch)
-    )
+    return Problem(lines(f, n), w, A, lines(set.lower, m), lines(set.upper, m), set.sides, set.names, tuple(batch))
 
 
 @contextlib.contextmanager
@@ -305,13 +307,14 @@ def _differentiable(
     data = [t for t in (p.f, p.w, p.A, p.lower, p.upper) if t is not None]
     if not (torch.is_grad_enabled() and any(t.requires_grad for t in data)):
         return solution.value
-    moved = solution.status == Status.PROJECTED
-    moved = (moved | (solution.status == Status.WITHIN_TOL)) & (choice.sides != 0).any(-1)
-    if options.on_infeasible == "nearest":
-        moved = moved | (solution.status == Status.INFEASIBLE)
-    moved = moved.unsqueeze(-1)
+    # A sample lies on a flat if it has one; an accepted f, a NaN and an invalid sample have none.
+    moved = (choice.sides != 0).any(-1, keepdim=True)
     used = (choice.sides != 0).unsqueeze(-1)
-    A = p.A[choice.rows] if p.A.ndim == 2 else p.A.gather(-2, choice.rows.unsqueeze(-1).expand(*choice.rows.shape, p.A.shape[-1]))
+    A = (
+        p.A[choice.rows]
+        if p.A.ndim == 2
+        else p.A.gather(-2, choice.rows.unsqueeze(-1).expand(*choice.rows.shape, p.A.shape[-1]))
+    )
     exponent = unit_exponent(A.detach())
     A = torch.where(used, times_power(A, exponent.unsqueeze(-1)), 0.0)
     upper, lower = p.upper.gather(-1, choice.rows), p.lower.gather(-1, choice.rows)
@@ -355,102 +358,3 @@ class _Cone:
         """``-Proj_cone(-v)``."""
         prepared = Prepared(self.set, "active" if self.plan is None else "full", self.plan)
         return -project(-v, prepared, budget=self.budget).value
-
-
-# ------------------------------------------------------------------------------------------------- where it runs
-
-
-def _answer(problem: Problem, options: Options, plan: Enumeration | None) -> Solution:
-    """Run the search: directly, as one opaque operation (compile, vmap), or as plain arithmetic (export)."""
-    p = problem
-    w = None if p.w is None else p.w.detach()
-    A, lower, upper = p.A.detach(), p.lower.detach(), p.upper.detach()
-    plain = dataclasses.replace(p, f=p.f.detach(), w=w, A=A, lower=lower, upper=upper)
-    with torch.no_grad():
-        if torch.compiler.is_exporting():
-            assert plan is not None
-            return trace(plain, options, plan)
-        if torch.compiler.is_compiling() or not all(has_numbers(t) for t in (plain.f, w, A, lower, upper) if t is not None):
-            return _opaque(plain, options, plan)
-        return solve(plain, options, plan)
-
-
-def _opaque(p: Problem, options: Options, plan: Enumeration | None) -> Solution:
-    spec = {
-        "sides": p.sides,
-        "names": p.names,
-        "batch_shape": p.batch_shape,
-        "options": dataclasses.asdict(options),
-        "plan": None if plan is None else [plan.table.equalities, plan.minimal is not None, plan.budget],
-    }
-    tables = [] if plan is None else plan.tensors()
-    value, status, rows, sides, pinv = _solve_op(p.f, p.w, p.A, p.lower, p.upper, tables, json.dumps(spec))
-    return Solution(value, status, Choice(rows, sides, pinv, status <= Status.WITHIN_TOL))
-
-
-def _slots(A: Tensor, tables: list[Tensor]) -> int:
-    """A number of slots that is enough whatever the answer: known without looking at numbers."""
-    return max(sum(A.shape[-2:]), tables[0].shape[-1] if tables else 0)
-
-
-@torch.library.custom_op("caffnet::solve", mutates_args=())
-def _solve_op(
-    f: Tensor, w: Tensor | None, A: Tensor, lower: Tensor, upper: Tensor, tables: list[Tensor], spec: str
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    told = json.loads(spec)
-    kinds, names, options = tuple(told["sides"]), tuple(told["names"]), Options(**told["options"])
-    if tables:
-        plan = Enumeration.from_tensors(tables, *told["plan"])
-    else:
-        set = AffineSet.from_parts(A, lower, upper, names, kinds)
-        plan = prepare_search(set, options.search, options.budget, False).plan
-    problem = Problem(f, w, A, lower, upper, kinds, names, tuple(told["batch_shape"]))
-    solution = solve(problem, options, plan)
-    choice = solution.choice.widen(_slots(A, tables))
-    value = solution.value.clone() if solution.value is f else solution.value
-    return value, solution.status, choice.rows.clone(), choice.sides.clone(), choice.pinv.to(f.dtype, copy=True)
-
-
-@_solve_op.register_fake
-def _(f: Tensor, w: Tensor | None, A: Tensor, lower: Tensor, upper: Tensor, tables: list[Tensor], spec: str):
-    samples, n = f.shape
-    slots = _slots(A, tables)
-    status = f.new_empty(samples, dtype=torch.int8)
-    rows = f.new_empty(samples, slots, dtype=torch.long)
-    return torch.empty_like(f), status, rows, rows.to(torch.int8), f.new_empty(samples, n, slots)
-
-
-@_solve_op.register_vmap
-def _(
-    info: Any,
-    in_dims: Any,
-    f: Tensor,
-    w: Tensor | None,
-    A: Tensor,
-    lower: Tensor,
-    upper: Tensor,
-    tables: list[Tensor],
-    spec: str,
-):
-    """One more batch axis is more samples: fold it into the lines, and unfold the answers."""
-    size = info.batch_size
-    given = {"f": (f, in_dims[0]), "w": (w, in_dims[1]), "lower": (lower, in_dims[3]), "upper": (upper, in_dims[4])}
-    front = {name: _to_front(t, dim, size) for name, (t, dim) in given.items()}  # (V, B, ...)
-    lines = f.shape[0] if in_dims[0] is None else front["f"].shape[1]
-    if in_dims[2] is not None or A.ndim == 3:
-        if tables:
-            raise ConstraintError("A set prepared per sample cannot be mapped by vmap: pass the AffineSet itself.")
-        A = _to_front(A, in_dims[2], size)
-        A = A if A.ndim == 4 else A.unsqueeze(1).expand(size, lines, *A.shape[1:])
-        A = A.reshape(size * lines, *A.shape[2:])
-    flat = {name: None if t is None else t.reshape(size * lines, t.shape[-1]) for name, t in front.items()}
-    told = json.loads(spec)
-    told["batch_shape"] = [size, *told["batch_shape"]]
-    answers = _solve_op(flat["f"], flat["w"], A, flat["lower"], flat["upper"], tables, json.dumps(told))
-    return tuple(t.reshape(size, lines, *t.shape[1:]) for t in answers), (0,) * 5
-
-
-def _to_front(t: Any, dim: int | None, size: int) -> Any:
-    if t is None:
-        return None
-    return t.expand(size, *t.shape) if dim is None else t.movedim(dim, 0)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from caffnet import tolerance
+from caffnet.constraints import has_numbers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,10 +40,12 @@ class Rows:
 
     @property
     def m(self) -> int:
+        """The number of rows."""
         return self.A.shape[-2]
 
     @property
     def n(self) -> int:
+        """The number of outputs."""
         return self.A.shape[-1]
 
     @property
@@ -94,21 +97,18 @@ def scale_rows(A: Tensor, lower: Tensor, upper: Tensor) -> Rows:
 def unit_exponent(A: Tensor) -> Tensor:
     """The power of two that brings each row to ``1 <= |a|_1 < 2``; 0 for a zero row.
 
-    The largest entry goes first, so that the sum neither overflows nor is lost below the normal numbers.
+    (Where the sum overflows, the largest number stands for it; the row then ends below ``2 n``, which serves as well.)
     """
-    largest_entry = A.abs().amax(-1) if A.shape[-1] else A.new_zeros(A.shape[:-1])
-    first = _binary_exponent(largest_entry)
-    second = _binary_exponent(times_power(A, -first.unsqueeze(-1)).abs().sum(-1))
-    return -(first + second)
-
-
-def _binary_exponent(size: Tensor) -> Tensor:
+    size = A.abs().sum(-1).clamp(max=torch.finfo(A.dtype).max)
     positive = size > 0
-    return torch.where(positive, torch.where(positive, size, 1.0).log2().floor(), 0.0)
+    return -torch.where(positive, torch.where(positive, size, 1.0).log2().floor(), 0.0)
 
 
 def times_power(t: Tensor, exponent: Tensor) -> Tensor:
-    """``t * 2 ** exponent``, exact. In two steps, because ``2 ** 1030`` alone is not a float64."""
+    """``t * 2 ** exponent``, exact. In two steps where ``2 ** exponent`` alone overflows, as ``2 ** 1030`` does."""
+    normal = -math.log2(torch.finfo(t.dtype).tiny)
+    if not torch.compiler.is_compiling() and has_numbers(exponent) and not (exponent.abs() > normal).any():
+        return t * exponent.exp2()
     half = (exponent / 2).floor()
     return t * half.exp2() * (exponent - half).exp2()
 
@@ -123,7 +123,21 @@ def product(matrix: Tensor, vector: Tensor) -> Tensor:
 
     (A matrix product picks another kernel, with another order of summation, for a batch of one.)
     """
-    return (matrix * vector.unsqueeze(-2)).sum(-1)
+    return dot(matrix, vector.unsqueeze(-2))
+
+
+_UNROLL = 8  # up to here a sum of so many products is faster than a product and a reduction over a short axis
+
+
+def dot(a: Tensor, b: Tensor) -> Tensor:
+    """The inner product over the last axis, with broadcasting."""
+    n = a.shape[-1]
+    if not 0 < n <= _UNROLL:
+        return (a * b).sum(-1)
+    total = a[..., 0] * b[..., 0]
+    for j in range(1, n):
+        total = total + a[..., j] * b[..., j]
+    return total
 
 
 def largest(y: Tensor) -> Tensor:

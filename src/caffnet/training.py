@@ -23,6 +23,7 @@ class WarmUp:
         model: any module that contains `CAffine` layers.
         epochs: for how many epochs the layers stay out of training.
 
+    >>> from caffnet import AffineSet, CAffNet, FeedForward
     >>> model = CAffNet(FeedForward(1, 1), AffineSet.box(0.0, 1.0, dim=1))
     >>> warmup = WarmUp(model, epochs=2)
     >>> for epoch in range(3):

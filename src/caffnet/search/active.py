@@ -1,8 +1,9 @@
 """The polynomial search: the sub-constraint that is active at the Euclidean projection of ``g = f + w``.
 
 That projection is always one of the paper's candidates (its active rows, reduced to independent ones, are a γ), and a
-dual active-set method finds it in about ``|γ|`` steps whatever the number of subsets. When ``w`` is not zero, the rows
-active at the projection of ``f`` give a second candidate; if it is feasible and nearer to `f`, it wins.
+dual active-set method finds it in about ``|γ|`` steps whatever the number of subsets. (Where ``g`` itself is inside, no
+row is active; then the row nearest to ``g`` is taken.) When ``w`` is not zero, the rows active at the projection of
+``f`` give a second candidate; if it is feasible and nearer to `f`, it wins.
 
 On the CPU the steps are done by DAQP (C, one sample at a time, 5 to 50 microseconds each); elsewhere, and wherever
 its answer does not pass the optimality conditions, by `dual`.
@@ -19,6 +20,7 @@ from caffnet import tolerance
 from caffnet.rows import Rows, apply, largest, magnitude, product
 from caffnet.search import dual
 from caffnet.search.contract import Choice, distance
+from caffnet.search.flat import flat_point, gather_rows
 
 _INFINITE = 1e30  # DAQP's word for "no bound"
 _EQUALITY = 5  # DAQP's flag for a row that is always active
@@ -32,6 +34,7 @@ def choose(rows: Rows, f: Tensor, g: Tensor, norm: float) -> Choice:
     """
     rows, f, g = rows.to(torch.float64), f.double(), g.double()
     choice = nearest_face(rows, g)
+    choice = never_empty(rows, choice, g)
     shifted = (g != f).any(-1).nonzero().squeeze(-1)
     if shifted.numel() == 0:
         return choice
@@ -50,18 +53,40 @@ def choose(rows: Rows, f: Tensor, g: Tensor, norm: float) -> Choice:
 def nearest_face(rows: Rows, g: Tensor) -> Choice:
     """The independent rows active at the Euclidean projection of `g`."""
     if g.device.type != "cpu":
-        return _by_dual(rows, g)
+        return by_dual(rows, g)[0]
     active, solved = _daqp(rows, g)
     choice = from_active(rows, active, solved)
     doubtful = (~(solved & is_optimal(rows, choice, g))).nonzero().squeeze(-1)
     if doubtful.numel():
-        choice = choice.put(doubtful, _by_dual(rows.take(doubtful), g[doubtful]))
+        choice = choice.put(doubtful, by_dual(rows.take(doubtful), g[doubtful])[0])
     return choice
 
 
-def _by_dual(rows: Rows, g: Tensor) -> Choice:
+def never_empty(rows: Rows, choice: Choice, g: Tensor) -> Choice:
+    """The choice with `nearest_plane` where no row was chosen: a sub-constraint has at least one."""
+    free = (choice.found & (choice.sides == 0).all(-1)).nonzero().squeeze(-1)
+    return choice.put(free, nearest_plane(rows.take(free), g[free])) if free.numel() else choice
+
+
+def nearest_plane(rows: Rows, g: Tensor) -> Choice:
+    """For a `g` inside the set (while `f` is not): the single row whose plane is nearest to `g`.
+
+    The ball around `g` that touches this plane lies in the set, and the touching point is a candidate: feasible always.
+    """
+    value = apply(rows.A, g)
+    length = torch.linalg.vector_norm(rows.A, dim=-1)
+    gaps = torch.stack([rows.upper - value, value - rows.lower], -1) / length.unsqueeze(-1)  # a zero row has no plane
+    gap, side = torch.where(gaps.isfinite(), gaps, torch.inf).min(-1)
+    row = gap.argmin(-1, keepdim=True)
+    sign = torch.where(side.gather(-1, row) == 0, 1, -1).to(torch.int8)
+    active = torch.zeros(value.shape, dtype=torch.int8, device=g.device).scatter(-1, row, sign)
+    return from_active(rows, active, torch.ones(g.shape[0], dtype=torch.bool, device=g.device))
+
+
+def by_dual(rows: Rows, g: Tensor) -> tuple[Choice, Tensor]:
+    """The face of the projection of `g` by `dual`, and the multipliers of rows in conflict where there is none."""
     outcome = dual.project(rows, g)
-    return from_active(rows, outcome.active, outcome.found)
+    return from_active(rows, outcome.active, outcome.found), outcome.conflict
 
 
 def from_active(rows: Rows, active: Tensor, found: Tensor) -> Choice:
@@ -95,32 +120,6 @@ def from_active(rows: Rows, active: Tensor, found: Tensor) -> Choice:
     R = R + torch.diag_embed((~filled).to(R.dtype))
     pinv = torch.linalg.solve_triangular(R, (Q * filled.unsqueeze(-2)).mT, upper=True).mT
     return Choice(order, sides, pinv * filled.unsqueeze(-2), found)
-
-
-def gather_rows(rows: Rows, order: Tensor) -> Tensor:
-    """The rows of each sample's slots, ``(B, k, n)``."""
-    if rows.shared:
-        return rows.A[order]
-    return rows.A.gather(-2, order.unsqueeze(-1).expand(*order.shape, rows.n))
-
-
-def targets(rows: Rows, choice: Choice) -> Tensor:
-    """The bound that each slot is held at, ``(B, k)``."""
-    bound = torch.where(choice.sides > 0, rows.upper.gather(-1, choice.rows), rows.lower.gather(-1, choice.rows))
-    return torch.where((choice.sides != 0) & bound.isfinite(), bound, 0.0)
-
-
-def flat_point(rows: Rows, choice: Choice, g: Tensor) -> Tensor:
-    """The projection of `g` on the chosen flat, ``y = A_γ⁺ b_γ + (I - A_γ⁺ A_γ) g``, with one refinement.
-
-    Not ``g - A_γ⁺(A_γ g - b_γ)``: that loses ``b`` when ``g`` is far away. The refinement removes what rounding left
-    of ``g`` in the directions that the rows fix. Computed in the type of ``A_γ⁺``, returned in that of `g`.
-    """
-    kind, rows, g = g.dtype, rows.to(choice.pinv.dtype), g.to(choice.pinv.dtype)
-    chosen = gather_rows(rows, choice.rows) * (choice.sides != 0).unsqueeze(-1)
-    target = targets(rows, choice)
-    y = product(choice.pinv, target) + (g - product(choice.pinv, product(chosen, g)))
-    return (y - product(choice.pinv, product(chosen, y) - target)).to(kind)
 
 
 def is_optimal(rows: Rows, choice: Choice, g: Tensor) -> Tensor:
@@ -158,7 +157,15 @@ def _daqp(rows: Rows, g: Tensor) -> tuple[Tensor, Tensor]:
         for level in levels:
             allowed = level if level == levels[0] else min(level * unit[i], 0.1)
             _, _, flag, info = daqp.solve(
-                identity, zero, matrix, high[i], low[i], sense[i], primal_tol=allowed, dual_tol=levels[0], iter_limit=10_000
+                identity,
+                zero,
+                matrix,
+                high[i],
+                low[i],
+                sense[i],
+                primal_tol=allowed,
+                dual_tol=levels[0],
+                iter_limit=10_000,
             )
             multiplier = np.asarray(info["lam"])
             solved[i] = flag == _OPTIMAL and np.isfinite(multiplier).all()

@@ -24,15 +24,19 @@ class Choice(NamedTuple):
     found: Tensor
 
     def take(self, samples: Tensor) -> Choice:
+        """Only these samples."""
         return Choice(*(t[samples] for t in self))
 
     def put(self, samples: Tensor, other: Choice) -> Choice:
         """This choice with the given samples replaced; the slots grow as needed."""
         k = max(self.rows.shape[-1], other.rows.shape[-1])
         pairs = zip(self.widen(k), other.widen(k), strict=True)
-        return Choice(*(a.to(kind := torch.promote_types(a.dtype, b.dtype)).index_copy(0, samples, b.to(kind)) for a, b in pairs))
+        return Choice(
+            *(a.to(kind := torch.promote_types(a.dtype, b.dtype)).index_copy(0, samples, b.to(kind)) for a, b in pairs)
+        )
 
     def widen(self, k: int) -> Choice:
+        """The same choice in `k` slots."""
         extra = k - self.rows.shape[-1]
         if extra == 0:
             return self
@@ -41,6 +45,7 @@ class Choice(NamedTuple):
 
     @classmethod
     def nothing(cls, samples: int, n: int, like: Tensor) -> Choice:
+        """No rows for any sample."""
         rows = torch.zeros(samples, 0, dtype=torch.long, device=like.device)
         found = torch.zeros(samples, dtype=torch.bool, device=like.device)
         return cls(rows, rows.to(torch.int8), like.new_zeros(samples, n, 0), found)

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from caffnet import tolerance
-from caffnet.rows import Rows, apply, largest, product
+from caffnet.rows import Rows, apply, largest, magnitude, product
 
 
 class Outcome(NamedTuple):
@@ -61,7 +61,13 @@ def _run(rows: Rows, g: Tensor) -> Outcome:
     state = _State(rows, g)
     found = torch.zeros(samples, dtype=torch.bool, device=g.device)
     conflict = g.new_zeros(samples, m)
-    live = torch.arange(samples, device=g.device)
+    # A row whose own bounds cross is in conflict with itself.
+    share = tolerance.feasibility(rows.dtype, n)
+    crossed = rows.lower - rows.upper > share * (magnitude(rows.lower) + magnitude(rows.upper)) + tolerance.underflow(
+        rows.dtype
+    )
+    conflict = torch.where(crossed, 1.0, conflict)
+    live = (~crossed.any(-1)).nonzero().squeeze(-1)
     for _ in range(20 * (m + n) + 100):
         if live.numel() == 0:
             break

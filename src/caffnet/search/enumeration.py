@@ -54,6 +54,7 @@ class Table:
         return (self.sides[:, self.equalities :] != 0).sum(-1)
 
     def part(self, start: int, stop: int) -> Table:
+        """Some of the sub-constraints."""
         return Table(self.rows[start:stop], self.sides[start:stop], self.equalities)
 
 
@@ -91,9 +92,9 @@ def list_subsets(sides: Sequence[str], sizes: Sequence[int], budget: int, device
     slots = len(equalities) + max(sizes, default=0)
     if count * slots * 9 > budget:  # a row number (8 bytes) and a side (1 byte) in each slot
         raise BudgetError(
-            f"The search would list {count:.3g} sub-constraints, {count * slots * 9 / 2**20:.3g} MiB for the list alone; "
-            f'the budget is {budget / 2**20:.3g} MiB. Use search="active", which needs no list, or search="auto", '
-            "or raise budget= (bytes)."
+            f"The search would list {count:.3g} sub-constraints, {count * slots * 9 / 2**20:.3g} MiB for the list "
+            f'alone; the budget is {budget / 2**20:.3g} MiB. Use search="active", which needs no list, '
+            'or search="auto", or raise budget= (bytes).'
         )
     options = [
         (row, sign)
@@ -159,6 +160,7 @@ class Enumeration:
 
     @classmethod
     def from_tensors(cls, tensors: Sequence[Tensor], equalities: int, lite: bool, budget: int) -> Enumeration:
+        """From `tensors` and the numbers that are not tensors."""
         rows, sides, *rest = tensors
         minimal = rest.pop(0) if lite else None
         return cls(Table(rows, sides, equalities), Faces(*rest) if rest else None, minimal, budget)
@@ -191,11 +193,14 @@ def prepare(rows: Rows, sides: Sequence[str], lite: bool, budget: int, tracing: 
     else:
         sizes = subset_sizes(sides, top, False)
     table = list_subsets(sides, sizes, budget, rows.A.device)
-    k = table.rows.shape[-1]
-    per_face = rows.n * (rows.n + k) * rows.A.element_size()
+    fits = tracing or _face_bytes(rows, table) <= budget
+    return Enumeration(table, face_list(rows, table) if fits else None, minimal, budget)
+
+
+def _face_bytes(rows: Rows, table: Table) -> int:
+    """What the pseudo-inverses of the whole list take, with the copy that is made on the way."""
     copies = 1 if rows.shared else rows.A.shape[0]
-    fits = 2 * copies * len(table) * per_face <= budget
-    return Enumeration(table, face_list(rows, table) if fits or tracing else None, minimal, budget)
+    return 2 * copies * len(table) * rows.n * (rows.n + table.rows.shape[-1]) * rows.A.element_size()
 
 
 def face_list(rows: Rows, table: Table) -> Faces:
@@ -245,7 +250,13 @@ def choose_at_once(rows: Rows, plan: Enumeration, f: Tensor, g: Tensor, norm: fl
         lengths = torch.cat(
             [
                 _lengths(
-                    rows, (part := table.part(start, start + chunk)), _part(rows, part, faces, start), plan.minimal, f, g, norm
+                    rows,
+                    (part := table.part(start, start + chunk)),
+                    _part(rows, part, faces, start),
+                    plan.minimal,
+                    f,
+                    g,
+                    norm,
                 )
                 for start in range(0, len(table), chunk)
             ],

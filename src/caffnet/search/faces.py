@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from caffnet import tolerance
-from caffnet.rows import product
+from caffnet.rows import dot, product
 
 
 class Faces(NamedTuple):
@@ -55,11 +55,11 @@ def factor(rows: Tensor, filled: Tensor, optional: int, dtype: torch.dtype) -> F
     for j in range(k):
         a = rows[..., j, :]
         r = product(null, product(null, a))
-        squared, size = (r * r).sum(-1), (a * a).sum(-1)
+        squared, size = dot(r, r), dot(a, a)
         adds = (squared > cut * size) & filled[..., j]
         if j >= optional:
             independent = independent & (adds | ~filled[..., j])
-        inverse = torch.where(adds, 1 / torch.where(adds, (a * r).sum(-1), 1.0), 0.0)
+        inverse = torch.where(adds, 1 / torch.where(adds, dot(a, r), 1.0), 0.0)
         c = r * inverse.unsqueeze(-1)
         pinv = torch.cat([pinv - c.unsqueeze(-1) * product(pinv.mT, a).unsqueeze(-2), c.unsqueeze(-1)], -1)
         shrink = torch.where(adds, 1 / torch.where(adds, squared, 1.0), 0.0)

@@ -1,0 +1,44 @@
+# Everything a fresh machine with Python 3.11 needs: `make demo` and `make test`.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+# Idle threads that spin slow down everything else on a small machine.
+export OMP_WAIT_POLICY ?= PASSIVE
+
+.PHONY: demo test lint build clean
+
+demo: $(VENV)/.demo
+	$(BIN)/caffnet demo
+
+test: $(VENV)/.test
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check src tests
+	$(BIN)/ruff format --check src tests
+	$(BIN)/pyright
+
+# The wheel, installed into an environment of its own, must answer.
+build: $(VENV)/.test
+	rm -rf dist build/wheel
+	$(BIN)/python -m build --wheel --outdir dist .
+	$(PYTHON) -m venv build/wheel
+	build/wheel/bin/python -m pip install -q -c constraints.txt dist/*.whl
+	cd build && wheel/bin/python -c "import torch, caffnet; \
+	print('wheel', caffnet.__version__, caffnet.project(torch.ones(2), caffnet.AffineSet.box(0.0, 0.5, dim=2)).value.tolist())"
+
+clean:
+	rm -rf $(VENV) dist build .pytest_cache .ruff_cache .hypothesis
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --upgrade "pip>=25.1"
+
+# torch is pinned in constraints.txt: an unpinned one brings gigabytes of GPU packages.
+$(VENV)/.demo: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(BIN)/python -m pip install -q -c constraints.txt -e ".[experiments]"
+	touch $@
+
+$(VENV)/.test: $(VENV)/.demo
+	$(BIN)/python -m pip install -q -c constraints.txt -e ".[all]" --group test --group lint
+	touch $@

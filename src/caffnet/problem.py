@@ -1,0 +1,57 @@
+"""What goes into a projection and what comes out, one sample per line."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+
+from torch import Tensor
+
+from caffnet.search.contract import Choice
+from caffnet.search.enumeration import DEFAULT_BUDGET
+
+
+class Status(enum.IntEnum):
+    """How a sample was answered."""
+
+    INSIDE = 0  #: `f` satisfied every row and came back bit for bit
+    PROJECTED = 1  #: the nearest feasible candidate
+    WITHIN_TOL = (
+        2  #: satisfied up to rounding only: a row the point was not put on is exceeded, by less than the tolerance
+    )
+    INFEASIBLE = 3  #: no point satisfies the rows of this sample
+    INVALID = 4  #: the data of this sample contain NaN or infinities
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """How to answer; the meaning of each is told in `caffnet.project`."""
+
+    search: str = "auto"
+    norm: float = 2
+    strict: bool = False
+    on_infeasible: str = "raise"
+    budget: int = DEFAULT_BUDGET
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """The data of a batch: f ``(B, n)``, w ``(B, n)`` or None, A ``(m, n)`` or ``(B, m, n)``, bounds ``(B, m)``."""
+
+    f: Tensor
+    w: Tensor | None
+    A: Tensor
+    lower: Tensor
+    upper: Tensor
+    sides: tuple[str, ...]
+    names: tuple[str, ...]
+    batch_shape: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Solution:
+    """One answer per sample: the point, its status and the sub-constraint it lies on."""
+
+    value: Tensor
+    status: Tensor
+    choice: Choice

@@ -1,0 +1,192 @@
+"""A good citizen of PyTorch: compile, export, ONNX, torch.func, copies, files, devices and number types."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from caffnet import AffineSet, CAffine, CAffNet, FeedForward, InfeasibleError, Transformer, project
+
+FIXED = AffineSet.inequality([[1.0, 1.0], [1.0, -2.0]], [1.0, 1.0]) & AffineSet.box(-1.0, 1.0, dim=2)
+
+
+def moving(x: torch.Tensor) -> AffineSet:
+    """A set whose rows and bounds both depend on the input, with an equality."""
+    rows = torch.stack([torch.stack([x[..., 0].sin() + 2, x[..., 1], x[..., 0]], -1)], -2)
+    equal = AffineSet.equality(torch.ones(1, 3), x[..., :1])
+    return AffineSet.inequality(rows, 1 + x[..., :1] ** 2) & equal & AffineSet.box(-3.0, 3.0, dim=3)
+
+
+def model(kind: str, **options) -> CAffNet:
+    torch.manual_seed(0)
+    if kind == "fixed":
+        return CAffNet(FeedForward(2, 2, 16, 1), FIXED, FeedForward(2, 2, 16, 1), null_start="random", **options)
+    return CAffNet(FeedForward(2, 3, 16, 1), moving, FeedForward(2, 3, 16, 1), null_start="random", **options)
+
+
+KINDS = ["fixed", "moving"]
+
+
+@pytest.mark.parametrize("options", [{}, {"search": "active"}, {"search": "lite"}, {"gradient": "tangent"}], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_compile_in_one_graph(kind: str, options: dict):
+    torch._dynamo.reset()
+    plain, x = model(kind, **options), 2 * torch.randn(7, 2)
+    compiled = torch.compile(plain, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x), plain(x))
+    grads = [torch.autograd.grad(call(x).square().sum(), list(plain.parameters())) for call in (compiled, plain)]
+    for first, second in zip(*grads, strict=True):
+        torch.testing.assert_close(first, second)
+
+
+def test_a_compiled_layer_still_raises():
+    torch._dynamo.reset()
+    layer = CAffine(lambda x: AffineSet.inequality(torch.tensor([[1.0], [-1.0]]), x))
+    compiled = torch.compile(lambda f, x: layer(f, x=x), fullgraph=True, backend="aot_eager")
+    f = torch.zeros(2, 1)
+    assert torch.equal(compiled(f, torch.ones(2, 2)), f)
+    with pytest.raises(InfeasibleError, match="1 of 2 samples"):
+        compiled(f, torch.tensor([[1.0, 1.0], [0.0, -1.0]]))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_export_and_onnx_with_a_dynamic_batch(kind: str, tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    net = model(kind).eval()
+    x = 2 * torch.randn(5, 2)
+    batch = ({0: torch.export.Dim.DYNAMIC},)
+    exported = torch.export.export(net, (x,), dynamic_shapes=batch)
+    path = tmp_path / "net.onnx"
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the exporter's own deprecations
+        torch.onnx.export(net, (x,), str(path), dynamo=True, dynamic_shapes=batch, verbose=False)
+    session = onnxruntime.InferenceSession(str(path))
+    for size in (1, 5, 64):
+        inputs = 2 * torch.randn(size, 2)
+        expected = net(inputs).detach()
+        assert size == 1 or not torch.equal(expected, net.backbone(inputs))  # the layer has work to do
+        torch.testing.assert_close(exported.module()(inputs), expected, rtol=1e-5, atol=1e-6)
+        (output,) = session.run(None, {session.get_inputs()[0].name: inputs.numpy()})
+        np.testing.assert_allclose(output, expected.numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_an_exported_graph_answers_an_empty_set_with_nan():
+    class Net(nn.Module):
+        def forward(self, f, b):
+            return project(f, AffineSet.inequality(torch.tensor([[1.0], [-1.0]]), b)).value
+
+    f, b = torch.zeros(3, 1), torch.ones(3, 2)
+    batch = {0: torch.export.Dim.DYNAMIC}
+    exported = torch.export.export(Net(), (f, b), dynamic_shapes=(batch, batch)).module()
+    answer = exported(torch.tensor([[5.0], [0.0]]), torch.tensor([[1.0, 1.0], [0.0, -1.0]]))
+    assert answer[0] == 1.0
+    assert answer[1].isnan()
+
+
+@pytest.mark.parametrize("options", [{"search": "active"}, {"strict": True}], ids=str)
+def test_what_a_graph_cannot_hold_is_refused_when_exporting(options: dict):
+    with pytest.raises(Exception, match=r"exported|strict=False"):
+        torch.export.export(model("moving", **options), (torch.randn(3, 2),))
+
+
+@pytest.mark.parametrize("search", ["full", "lite", "active"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_vmap_and_jacrev(kind: str, search: str):
+    net, x = model(kind, search=search), 2 * torch.randn(6, 2)
+    torch.testing.assert_close(torch.func.vmap(net)(x), net(x))
+    jacobians = torch.func.vmap(torch.func.jacrev(net))(x)
+    for i in range(6):
+        one = torch.autograd.functional.jacobian(net, x[i])
+        torch.testing.assert_close(jacobians[i], one)
+
+
+def test_vmap_over_the_constraints_alone():
+    f, bounds = torch.tensor([2.0, -3.0]), torch.tensor([[1.0, 1.0], [0.5, 2.0], [4.0, 4.0]])
+    call = torch.func.vmap(lambda u: project(f, AffineSet.box(-u, u)).value)
+    assert call(bounds).tolist() == [[1.0, -1.0], [0.5, -2.0], [2.0, -3.0]]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_copies_and_files(kind: str):
+    net, x = model(kind), torch.randn(4, 2)
+    expected = net(x)
+    assert torch.equal(copy.deepcopy(net)(x), expected)
+    assert torch.equal(pickle.loads(pickle.dumps(net))(x), expected)
+    file = io.BytesIO()
+    torch.save(net.state_dict(), file)
+    file.seek(0)
+    fresh = model(kind)
+    for parameter in fresh.parameters():
+        nn.init.zeros_(parameter)
+    fresh.load_state_dict(torch.load(file, weights_only=True))
+    assert torch.equal(fresh(x), expected)
+
+
+def test_the_rows_of_a_fixed_set_are_saved_and_loaded(tmp_path):
+    """A model file brings its constraints along; loading another set's file prepares that set."""
+    safetensors = pytest.importorskip("safetensors.torch")
+    first, second = (CAffine(AffineSet.box(-u, u, dim=2)) for u in (1.0, 2.0))
+    path = tmp_path / "layer.safetensors"
+    safetensors.save_file(second.state_dict(), path)
+    first.load_state_dict(safetensors.load_file(path))
+    assert first(torch.tensor([5.0, -5.0])).tolist() == [2.0, -2.0]
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        CAffine(AffineSet.box(-1.0, 1.0, dim=3)).load_state_dict(safetensors.load_file(path))
+
+
+def test_a_truncated_or_spoiled_model_file_is_refused(tmp_path):
+    safetensors = pytest.importorskip("safetensors.torch")
+    layer = CAffine(AffineSet.box(-1.0, 1.0, dim=2))
+    path = tmp_path / "layer.safetensors"
+    safetensors.save_file(layer.state_dict(), path)
+    path.write_bytes(path.read_bytes()[:-4])
+    with pytest.raises(Exception, match=r"(?i)incomplete|buffer|metadata"):
+        safetensors.load_file(path)
+    spoiled = {name: t.clone() for name, t in layer.state_dict().items()}
+    spoiled["upper"][0] = float("nan")
+    layer.load_state_dict(spoiled)
+    with pytest.raises(ValueError, match="upper must be finite, got nan at upper"):
+        layer(torch.zeros(2))
+
+
+def test_number_types_follow_the_module_and_the_factorisation_is_renewed():
+    """A set prepared in float32 and moved to float64 must be accurate in float64."""
+    third = AffineSet.inequality([[1 / 3, 2 / 7]], [0.1])
+    layer, f = CAffine(third), torch.tensor([3.0, 1.0], dtype=torch.float64)
+    assert layer.A.dtype == torch.float32
+    with pytest.raises(TypeError, match=r"the constraints are torch.float32: write set.to"):
+        layer(f)
+    moved = layer.double()
+    exact = project(f, AffineSet.inequality(moved.A, moved.upper)).value
+    torch.testing.assert_close(moved(f), exact, rtol=1e-15, atol=0)
+
+
+def test_the_layer_ends_a_sequential():
+    net = nn.Sequential(nn.Linear(3, 2), CAffine(AffineSet.box(0.0, 1.0, dim=2)))
+    y = net(torch.randn(9, 3))
+    assert ((y >= 0) & (y <= 1)).all()
+    assert "search='full'" in repr(net)
+
+
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
+def test_no_grad_and_inference_mode(context):
+    net, x = model("moving"), torch.randn(4, 2)
+    with context():
+        inside = net(x)
+    assert torch.equal(inside, net(x))
+
+
+def test_a_transformer_reads_sequences():
+    net = CAffNet(Transformer(3, 2, tokens=True, positions=8), AffineSet.box(0.0, 1.0, dim=2))
+    assert net(torch.randn(4, 6, 3)).shape == (4, 2)
+    with pytest.raises(ValueError, match="9 tokens, positions were made for 8"):
+        net(torch.randn(4, 9, 3))

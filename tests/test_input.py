@@ -1,0 +1,194 @@
+"""What the library says when the input is wrong: what came, what was expected, what to write."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from caffnet import AffineSet, CAffine, CAffNet, ConstraintError, FeedForward, InfeasibleError, prepare, project
+
+BOX = AffineSet.box(0.0, 1.0, dim=2)
+
+
+def test_the_errors_are_value_errors():
+    assert issubclass(InfeasibleError, ConstraintError)
+    assert issubclass(ConstraintError, ValueError)
+
+
+# ------------------------------------------------------------------------------------------------ building sets
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (
+            lambda: AffineSet([1.0, 2.0]),
+            r"A must have shape \(..., m, n\), got \(2,\). A single row a is written \[a\]",
+        ),
+        (lambda: AffineSet([[1.0, 2.0]], upper=[1.0, 2.0]), r"upper bound must have shape \(..., 1\).*got \(2,\)"),
+        (lambda: AffineSet(torch.ones(3, 2, 2), upper=torch.ones(3, 2, 1)), r"squeeze\(-1\)"),
+        (lambda: AffineSet(torch.ones(3, 1, 2), upper=torch.ones(3, 1, 1)), r"more batch axes than A"),
+        (lambda: AffineSet(torch.ones(3, 1, 2), upper=torch.ones(2, 1)), r"do not broadcast"),
+        (lambda: AffineSet([[1.0]], names=["a", "b"]), r"names must label each of the 1 rows, got 2"),
+        (lambda: AffineSet.box(0.0, 1.0), r"write box\(lower, upper, dim=n\)"),
+        (lambda: AffineSet.box([0.0, 0.0], [1.0] * 3), r"the sizes \[2, 3\] disagree"),
+        (lambda: AffineSet.box(), "needs a lower or an upper bound"),
+        (lambda: AffineSet([["a"]]), "A cannot be read as an array of numbers"),
+        (lambda: AffineSet([[1.0], [1.0, 2.0]]), "A cannot be read as an array of numbers"),
+        (lambda: AffineSet(torch.ones(1, 1).half()), r"A is torch.float16; .*write A.float\(\)"),
+        (
+            lambda: AffineSet(torch.ones(1, 1), upper=torch.ones(1).double()),
+            "A is torch.float32, upper is torch.float64",
+        ),
+        (lambda: AffineSet(torch.ones(1, 1), upper=torch.ones(1, device="meta")), "must be on one device"),
+        (lambda: BOX & AffineSet.box(0.0, 1.0, dim=3), "same outputs, got n=2 and n=3"),
+        (lambda: BOX.to(torch.float32) & AffineSet.box(*torch.ones(2, 2).double()), "share one number type"),
+        (lambda: BOX[0], "no batch axes to index"),
+    ],
+)
+def test_building(build, message: str):
+    with pytest.raises(ConstraintError, match=message):
+        build()
+
+
+def test_lists_arrays_scalars_and_integers_are_accepted():
+    same = [
+        AffineSet.inequality([[1, 2]], [3]),
+        AffineSet.inequality(np.array([[1, 2]]), 3),
+        AffineSet.inequality([[1.0, 2.0]], torch.tensor([3])),
+        AffineSet.inequality(np.array([[1.0, 2.0]], dtype=np.float32), [3.0]),
+        AffineSet.inequality(torch.tensor([[1.0, 2.0]]), 3.0),
+    ]
+    f = torch.tensor([3.0, 3.0])
+    values = [project(f, set).value for set in same]
+    assert all(torch.equal(v, values[0]) for v in values)
+    assert values[0].dtype == torch.float32
+    assert project(f.double(), same[0]).value.dtype == torch.float64
+
+
+def test_an_equality_stays_one_row_and_sets_stack():
+    set = AffineSet.equality([[1.0, 1.0]], [1.0], names=["total"]) & AffineSet.box(0.0, None, dim=2)
+    assert set.m == 3
+    assert set.names == ("total", "row 0", "row 1")
+    assert set.sides == ("=", ">=", ">=")
+    assert repr(set) == "AffineSet(3 rows in R^2)"
+    batched = set & AffineSet.inequality(torch.ones(5, 1, 2), torch.ones(5, 1))
+    assert batched.batch_shape == (5,)
+    assert batched.A.shape == (5, 4, 2)
+    assert batched[[1, 2]].batch_shape == (2,)
+
+
+def test_a_set_cannot_be_changed():
+    with pytest.raises(AttributeError):
+        BOX.A = torch.zeros(2, 2)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_violation_and_contains_measure_from_the_data():
+    set = AffineSet([[1.0, 1.0], [0.0, 2.0]], [-1.0, -np.inf], [1.0, 4.0])
+    y = torch.tensor([[3.0, 0.0], [0.0, 0.0], [-3.0, 3.0]])
+    assert torch.equal(set.violation(y), torch.tensor([[2.0, 0.0], [0.0, 0.0], [0.0, 2.0]]))
+    assert set.contains(y).tolist() == [False, True, False]
+    with pytest.raises(ConstraintError, match=r"y must have shape \(..., 2\), got \(3,\)"):
+        set.violation([1.0, 2.0, 3.0])
+
+
+# ------------------------------------------------------------------------------------------------ calling
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: project([0.0, 0.0], BOX), r"f must be a tensor, got list: write torch.as_tensor\(f\)"),
+        (lambda: project(torch.zeros(2, dtype=torch.long), BOX), r"f is torch.int64; .*write f.float\(\)"),
+        (lambda: project(torch.zeros(2).half(), BOX), "f is torch.float16"),
+        (lambda: project(torch.zeros(2).bfloat16(), BOX), "f is torch.bfloat16"),
+        (lambda: project(torch.zeros(3), BOX), r"f must have shape \(..., 2\) .*got \(3,\)"),
+        (lambda: project(torch.tensor(0.0), BOX), r"f must have shape \(..., 2\)"),
+        (lambda: project(torch.zeros(2), BOX, torch.zeros(3)), r"w must have shape \(..., 2\)"),
+        (
+            lambda: project(torch.zeros(4, 2), BOX, torch.zeros(3, 2)),
+            r"w must have the shape of f \(4, 2\), got \(3, 2\)",
+        ),
+        (lambda: project(torch.zeros(2), BOX, torch.zeros(2).double()), r"w must match f"),
+        (lambda: project(torch.zeros(2), [[1.0]]), r"must be an AffineSet, got list"),
+        (lambda: project(torch.zeros(2).double(), BOX.to(torch.float32)), r"write set.to\(torch.float64\)"),
+        (
+            lambda: project(torch.zeros(2), BOX, search="best"),
+            "search must be one of auto, full, lite, active, got 'best'",
+        ),
+        (lambda: project(torch.zeros(2), BOX, on_infeasible="no"), "on_infeasible must be one of raise, nearest, nan"),
+        (lambda: project(torch.zeros(2), BOX, gradient="no"), "gradient must be one of exact, tangent"),
+        (lambda: project(torch.zeros(2), BOX, norm=0.5), r"norm must be a p in \[1, inf\], got 0.5"),
+        (lambda: project(torch.zeros(2), BOX, budget=0), "budget must be a positive number of bytes"),
+        (lambda: project(torch.zeros(3, 2), AffineSet.inequality(torch.ones(2, 1, 2), 1.0)), "do not broadcast"),
+        (lambda: project(torch.zeros(3, 2), AffineSet.inequality(torch.ones(3, 1, 1, 2), 1.0)), "more batch axes"),
+        (
+            lambda: project(torch.zeros(2), prepare(BOX.to(torch.float64))),
+            r"prepared in torch.float64, f is torch.float32",
+        ),
+        (
+            lambda: project(torch.zeros(2), prepare(BOX.to(torch.float32), "lite"), search="full"),
+            "prepared for search='lite'",
+        ),
+        (lambda: prepare(BOX, "best"), "search must be one of"),
+    ],
+)
+def test_calling(call, message: str):
+    with pytest.raises(ConstraintError, match=message):
+        call()
+
+
+def test_wrong_number_types_are_type_errors_as_well():
+    with pytest.raises(TypeError, match="float16"):
+        project(torch.zeros(2).half(), BOX)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: CAffine(3), "must be an AffineSet or a function x -> AffineSet, got int"),
+        (lambda: CAffine(BOX, search="best"), "search must be one of"),
+        (lambda: CAffine(lambda x: BOX)(torch.zeros(2)), r"depends on the input: call layer\(f, w, x=x\)"),
+        (lambda: CAffNet(FeedForward(1, 2), BOX, null_start="one"), "null_start must be 'zero' or 'random'"),
+        (lambda: CAffNet(FeedForward(1, 2), BOX, null=torch.nn.Identity()), "Identity has no nn.Linear"),
+    ],
+)
+def test_layers(call, message: str):
+    with pytest.raises(ConstraintError, match=message):
+        call()
+
+
+def test_a_misspelt_option_is_refused():
+    with pytest.raises(TypeError, match="serach"):
+        CAffine(BOX, serach="full")
+
+
+# ------------------------------------------------------------------------------------------------ empty sets
+
+
+def test_the_message_names_the_sample_the_rows_and_the_ways_out():
+    limits = AffineSet.inequality([[1.0, 1.0]], [1.0], names=["budget"])
+    needs = AffineSet.box([1.0, 1.0], None, names=["minimum A", "minimum B"])
+    with pytest.raises(InfeasibleError) as caught:
+        project(torch.zeros(2, 3, 2), limits & needs)
+    message = str(caught.value)
+    for part in ("6 of 6 samples", "sample (0, 0)", "sample (1, 1)", "budget (upper bound", "minimum A (lower bound"):
+        assert part in message
+    assert "... and 1 more" in message
+    assert 'on_infeasible="nearest"' in message
+    assert caught.value.samples[3] == (1, 0)
+    assert caught.value.conflicts[0].names == ("budget", "minimum A", "minimum B")
+    assert caught.value.conflicts[0].gap == pytest.approx(-1.0)
+
+
+def test_only_the_infeasible_samples_are_marked():
+    A = torch.tensor([[1.0], [-1.0]])
+    bounds = torch.tensor([[1.0, 1.0], [0.0, -1.0], [1.0, 0.0]])
+    f = torch.tensor([[2.0], [2.0], [-5.0]])
+    for mode in ("nan", "nearest"):
+        answer = project(f, AffineSet.inequality(A, bounds), on_infeasible=mode)
+        assert answer.status.tolist() == [1, 3, 1]
+        assert answer.value[[0, 2]].tolist() == [[1.0], [0.0]]
+    assert answer.value[1].tolist() == pytest.approx([0.5])
+    assert float(answer.violation[1]) == pytest.approx(0.5)

@@ -1,0 +1,117 @@
+"""The searches against the paper's equations, computed literally, on a thousand small problems."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from caffnet import Status, prepare, project
+from helpers import length, literal_candidates, random_problem, satisfies
+
+NORMS = (1, 1.5, 2, 3, np.inf)
+SEEDS = range(1000)
+
+
+@pytest.mark.parametrize("block", range(10))
+def test_full_is_the_nearest_feasible_candidate(block: int):
+    """`full` reaches the least distance over all feasible candidates, at a candidate, in every norm."""
+    seen = 0
+    for seed in SEEDS[block::10]:
+        set, f, w = random_problem(seed)
+        norm = NORMS[seed % len(NORMS)]
+        answer = project(f, set, w, search="full", norm=norm)
+        if satisfies(set, f.numpy(), f.numpy()):
+            assert torch.equal(answer.value, f), seed
+            continue
+        candidates = [y for y, _ in literal_candidates(set, f.numpy(), w.numpy())]
+        best = min(length(y - f.numpy(), norm) for y in candidates)
+        mine = length((answer.value - f).numpy(), norm)
+        scale = 1 + f.abs().max().item() + w.abs().max().item()
+        assert abs(mine - best) <= 1e-9 * scale, seed
+        assert min(np.abs(answer.value.numpy() - y).max() for y in candidates) <= 1e-9 * scale, seed
+        seen += 1
+    assert seen > 50  # most problems must have something to do
+
+
+@pytest.mark.parametrize("block", range(4))
+@pytest.mark.parametrize("search", ["lite", "active"])
+def test_the_cheaper_searches_are_feasible_candidates_and_never_nearer(search: str, block: int):
+    for seed in SEEDS[block::4]:
+        set, f, w = random_problem(seed)
+        answer, full = (project(f, set, w, search=s) for s in (search, "full"))
+        assert set.contains(answer.value), seed
+        scale = 1 + f.abs().max().item() + w.abs().max().item()
+        assert (answer.value - f).norm() >= (full.value - f).norm() - 1e-9 * scale, seed
+        if answer.status != Status.INSIDE:
+            flats = [y for y, _ in literal_candidates(set, f.numpy(), w.numpy())]
+            assert min(np.abs(answer.value.numpy() - y).max() for y in flats) <= 1e-8 * scale, seed
+
+
+@pytest.mark.parametrize("search", ["full", "lite", "active"])
+def test_without_w_every_search_but_lite_is_the_euclidean_projection(search: str):
+    """With w = 0 the nearest candidate is the projection; `active` finds it and `lite` is never nearer."""
+    for seed in SEEDS[::7]:
+        set, f, _ = random_problem(seed)
+        answer = project(f, set, search=search).value
+        best = project(f, set, search="full").value
+        if search == "lite":
+            assert (answer - f).norm() >= (best - f).norm() - 1e-9
+        else:
+            torch.testing.assert_close(answer, best, rtol=1e-9, atol=1e-9)
+
+
+def test_lite_answers_where_the_printed_rule_has_no_candidate():
+    """The paper's sizes {1, min(m, n)} have no feasible candidate on this wedge; {1, rank} do."""
+    from caffnet import AffineSet
+
+    set = AffineSet.inequality([[-1.0, 0, 0], [0, -1.0, 0], [-1.0, 0, 0]], [0.0, 0.0, 100.0])
+    answer = project(torch.tensor([-1.0, -1.0, 0.0]), set, search="lite")
+    assert answer.search == "lite"
+    assert torch.equal(answer.value, torch.zeros(3))
+
+
+def test_a_batch_of_sets_has_one_rank_each_in_lite():
+    """Rank 1, 2 and 3 in one batch: each sample needs its own size of minimal face."""
+    from caffnet import AffineSet
+
+    rows = torch.tensor(
+        [
+            [[1.0, 0, 0], [2.0, 0, 0], [1.0, 0, 0]],
+            [[-1.0, 0, 0], [0, -1.0, 0], [-1.0, 0, 0]],
+            [[1.0, 0, 0], [0, 1.0, 0], [0, 0, 1.0]],
+        ]
+    )
+    bounds = torch.tensor([[1.0, 4.0, 3.0], [0.0, 0.0, 100.0], [0.0, 0.0, 0.0]])
+    f = torch.tensor([[3.0, 1, 1], [-1.0, -1, 0], [1.0, 2, 3]])
+    expected = torch.tensor([[1.0, 1, 1], [0.0, 0, 0], [0.0, 0, 0]])
+    assert torch.equal(project(f, AffineSet.inequality(rows, bounds), search="lite").value, expected)
+
+
+def test_the_answer_does_not_depend_on_the_budget():
+    """Chunks of samples and of sub-constraints, down to one at a time, give the same bits."""
+    from caffnet import AffineSet
+
+    random = torch.Generator().manual_seed(0)
+    A, f, w = (torch.randn(*shape, generator=random, dtype=torch.float64) for shape in ((30, 7, 3), (30, 3), (30, 3)))
+    b = A.abs().sum(-1)
+    for set in (AffineSet.inequality(A, b), AffineSet.inequality(A[0], b)):
+        whole = project(3 * f, set, w, search="full")
+        for budget in (3000, 20_000, 200_000):
+            part = project(3 * f, set, w, search="full", budget=budget)
+            assert torch.equal(part.value, whole.value)
+            assert torch.equal(part.active, whole.active)
+
+
+def test_a_prepared_set_gives_the_same_answers_and_can_be_indexed():
+    from caffnet import AffineSet
+
+    random = torch.Generator().manual_seed(1)
+    A, f, w = (torch.randn(*shape, generator=random, dtype=torch.float64) for shape in ((9, 6, 3), (9, 3), (9, 3)))
+    set = AffineSet.inequality(A, A.abs().sum(-1))
+    ready = prepare(set)
+    assert ready.search == "full"
+    whole = project(4 * f, set, w).value
+    assert torch.equal(project(4 * f, ready, w).value, whole)
+    some = torch.tensor([7, 2, 3])
+    assert torch.equal(project(4 * f[some], ready[some], w[some]).value, whole[some])

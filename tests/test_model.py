@@ -1,0 +1,99 @@
+"""Networks: sizes and starts of the paper, training through the layer, warm-up, dead gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from caffnet import AffineSet, CAffNet, ConstraintError, FeedForward, Transformer
+from caffnet.training import WarmUp, zero_gradient_share
+
+
+def parameters(module: torch.nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())
+
+
+@pytest.mark.parametrize(("n_in", "n_out", "ff", "tf"), [(1, 1, 162_002, 175_682), (3, 5, 164_410, 176_890)])
+def test_the_paper_s_networks_have_the_paper_s_sizes(n_in: int, n_out: int, ff: int, tf: int):
+    set = AffineSet.box(-1.0, 1.0, dim=n_out)
+    assert parameters(CAffNet(FeedForward(n_in, n_out), set, FeedForward(n_in, n_out))) == ff
+    backbone = Transformer(n_in, n_out)
+    assert parameters(CAffNet(backbone, set, backbone.twin())) == tf  # the embedding is shared
+    assert parameters(FeedForward(3, 5, batch_norm=True, dropout=0.2)) == 83_405
+
+
+def test_the_starts_are_the_paper_s():
+    torch.manual_seed(0)
+    net = FeedForward(400, 400, hidden=400)
+    assert float(net[0].weight.detach().std()) == pytest.approx((2 / 800) ** 0.5, rel=0.02)  # Xavier-normal
+    tf = Transformer(3, 5)
+    assert all((p == 0).all() for name, p in tf.named_parameters() if name.endswith("bias"))
+
+
+def test_the_null_space_head_starts_at_zero_and_learns():
+    torch.manual_seed(0)
+    set = AffineSet.inequality([[1.0, 1.0, 1.0]], [0.0])
+    net = CAffNet(FeedForward(2, 3, 32, 1), set, FeedForward(2, 3, 32, 1))
+    x = torch.randn(16, 2)
+    assert net.null is not None
+    assert torch.equal(net.null(x), torch.zeros(16, 3))
+    net(x).square().sum().backward()
+    last = net.null[-1]
+    assert last.weight.grad.abs().sum() > 0
+    paper = CAffNet(FeedForward(2, 3), set, FeedForward(2, 3), null_start="random")
+    assert paper.null is not None and paper.null(x).abs().sum() > 0
+
+
+def test_a_trained_model_is_wrapped_in_one_line():
+    trained, set = FeedForward(2, 3), AffineSet.box(-0.1, 0.1, dim=3)
+    x = torch.randn(8, 2)
+    safe = CAffNet(trained, set)
+    assert torch.equal(safe(x), trained(x).clamp(-0.1, 0.1))
+    nominal = torch.full((8, 3), 5.0)
+    assert torch.equal(safe(x, nominal), torch.full((8, 3), 0.1))
+    assert safe.project(x).status.shape == (8,)
+
+
+@pytest.mark.parametrize("gradient", ["exact", "tangent"])
+def test_training_through_the_layer_reaches_a_constrained_optimum(gradient: str):
+    """minimise |y - (2, 0)|² over the simplex for every input: the answer is the vertex (1, 0)."""
+    torch.manual_seed(1)
+    simplex = AffineSet.equality([[1.0, 1.0]], [1.0]) & AffineSet.box(0.0, None, dim=2)
+    net = CAffNet(FeedForward(1, 2, 32, 1), simplex, FeedForward(1, 2, 32, 1), gradient=gradient)
+    x, goal = torch.linspace(-1, 1, 20).unsqueeze(-1), torch.tensor([2.0, 0.0])
+    optimiser = torch.optim.Adam(net.parameters(), 1e-2)
+    for _ in range(100):
+        optimiser.zero_grad()
+        (net(x) - goal).square().sum().backward()
+        optimiser.step()
+    y = net(x)
+    assert simplex.contains(y).all()
+    torch.testing.assert_close(y, torch.tensor([1.0, 0.0]).expand(20, 2), atol=1e-3, rtol=0)
+
+
+def test_warm_up_lets_f_pass_in_training_only_and_can_be_resumed():
+    net = CAffNet(FeedForward(1, 1), AffineSet.box(5.0, 6.0, dim=1))
+    warmup, x = WarmUp(net, epochs=2), torch.zeros(1, 1)
+    assert torch.equal(net(x), net.backbone(x))
+    assert net.eval()(x) == 5.0
+    net.train()
+    warmup.step()
+    state = warmup.state_dict()
+    again = WarmUp(net, epochs=9)
+    again.load_state_dict(state)
+    assert torch.equal(net(x), net.backbone(x))
+    again.step()
+    assert net(x) == 5.0
+    with pytest.raises(ConstraintError, match="Linear contains no CAffine layer"):
+        WarmUp(torch.nn.Linear(1, 1), 1)
+
+
+@pytest.mark.parametrize(("gradient", "share"), [("exact", 1.0), ("tangent", 0.0)])
+def test_the_share_of_samples_without_gradient(gradient: str, share: float):
+    """All outputs sit at a vertex of the box, and the loss pulls inwards."""
+    net = CAffNet(FeedForward(1, 2), AffineSet.box(0.0, 1.0, dim=2), gradient=gradient)
+    torch.nn.init.constant_(net.backbone[-1].bias, 50.0)
+    x = torch.randn(6, 1)
+    assert zero_gradient_share(net, x, lambda y: y.sum()) == share
+    assert net.project(x).at_vertex.all()
+    assert zero_gradient_share(net, x, lambda y: (0 * y).sum()) == 0.0

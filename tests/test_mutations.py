@@ -1,0 +1,105 @@
+"""The tests must notice: deliberate breakages of the code, each of which has to make a test fail.
+
+Every mutant is a copy of the package with one line changed; a few quick tests are run against it in a process of its
+own. A mutant that survives means that nothing checks the line.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import caffnet
+
+HERE = Path(__file__).parent
+PACKAGE = Path(caffnet.__file__).parent
+
+# name: (file, what the line says, what the mutant says, the tests that should notice)
+MUTANTS = {
+    "sign of the candidate": (
+        "search/flat.py",
+        "y = product(choice.pinv, target) + (g - product",
+        "y = product(choice.pinv, target) - (g - product",
+        "test_nasty.py::test_21_the_jump_at_the_boundary_is_as_documented",
+    ),
+    "no tolerance": (
+        "tolerance.py",
+        "return 4 * max(n, 1) * torch.finfo(dtype).eps\n\n\ndef rank",
+        "return 0.0\n\n\ndef rank",
+        "test_properties.py",
+    ),
+    "a huge tolerance": (
+        "tolerance.py",
+        "return 4 * max(n, 1) * torch.finfo(dtype).eps\n\n\ndef rank",
+        "return 1e-3\n\n\ndef rank",
+        "test_properties.py",
+    ),
+    "infeasible candidates are not masked": (
+        "search/enumeration.py",
+        "return torch.where(valid, distance(y - f.unsqueeze(1), norm), math.inf)",
+        "return distance(y - f.unsqueeze(1), norm)",
+        "test_literal.py::test_full_is_the_nearest_feasible_candidate",
+    ),
+    "rows are not scaled": (
+        "rows.py",
+        "    return -torch.where(positive,",
+        "    return 0 * torch.where(positive,",
+        "test_nasty.py::test_16_rows_near_the_end_of_float32 test_properties.py",
+    ),
+    "the wrong side of a two-sided row": (
+        "search/enumeration.py",
+        "place = table.rows + rows.m * (table.sides >= 0)",
+        "place = table.rows + rows.m * (table.sides <= 0)",
+        "test_deploy.py::test_the_layer_ends_a_sequential test_model.py::test_a_trained_model_is_wrapped_in_one_line",
+    ),
+    "sign of the gradient of A": (
+        "projection.py",
+        "slope = -(multiplier",
+        "slope = (multiplier",
+        "test_gradient.py::test_first_and_second_derivatives_on_faces_of_every_dimension",
+    ),
+    "the tangent step points outward": (
+        "projection.py",
+        "return -project(-v, prepared",
+        "return project(v, prepared",
+        "test_gradient.py::test_the_tangent_gradient_lives_where_the_exact_one_dies",
+    ),
+    "a conflict with the wrong sign": (
+        "search/dual.py",
+        "-r * side, 0.0)",
+        "r * side, 0.0)",
+        "test_input.py::test_the_message_names_the_sample_the_rows_and_the_ways_out",
+    ),
+    "strict does not aim inside": (
+        "tolerance.py",
+        "return feasibility(dtype, n) + 4 * rounding(dtype, n)",
+        "return 0.0",
+        "test_strict.py::test_ten_thousand_samples_proven_with_fractions",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_breakage_is_noticed(name: str, tmp_path: Path):
+    file, old, new, tests = MUTANTS[name]
+    copy = tmp_path / "caffnet"
+    shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    text = (copy / file).read_text()
+    assert text.count(old) == 1, f"the line to break is not in {file} once"
+    (copy / file).write_text(text.replace(old, new))
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--no-header", *tests.split()]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "CAFFNET_MUTANT": str(copy)}
+    result = subprocess.run(command, cwd=HERE, env=environment, capture_output=True, text=True)
+    assert result.returncode == 1, f"survived: {name}\n{result.stdout[-2000:]}{result.stderr[-500:]}"
+    assert "FAILED" in result.stdout
+
+
+def test_the_copy_is_what_the_mutants_test():
+    """The subprocess must import the copy, or every mutant would survive (or die) for the wrong reason."""
+    if "CAFFNET_MUTANT" in os.environ:
+        assert Path(caffnet.__file__).parent == Path(os.environ["CAFFNET_MUTANT"])
