@@ -1,0 +1,58 @@
+"""Safe control: control-affine systems and barrier functions as hard affine constraints on the input.
+
+    system      dx/dt = f(x) + g(x) u                                    `ControlAffine`, `Unicycle`, `DoubleIntegrator`
+    barriers    h(x) >= 0 where the state is safe                        `InsideBox`, `OutsidePolytopes`, `Union`, ...
+    rows        -L_g h(x) u <= L_f h(x) + α(h(x))                        `BarrierConstraint`: x -> AffineSet
+    filter      the input nearest to a policy's that satisfies the rows  `SafetyFilter`, or a `CAffNet` to be trained
+    rollout     states and inputs over time, differentiable              `rollout`
+
+A Gymnasium environment and an action filter are in `caffnet.control.gym` (needs the extra ``control``).
+"""
+
+from caffnet.control.barriers import (
+    Barrier,
+    FunctionBarrier,
+    InsideBox,
+    InsidePolytope,
+    Intersection,
+    OutsideCircles,
+    OutsidePolytopes,
+    Stack,
+    Union,
+    hull_corners,
+    hull_rows,
+)
+from caffnet.control.pid import PID, UnicyclePID, body_frame_error
+from caffnet.control.safety import BarrierConstraint, HighOrder, SafetyFilter, linear, power, saturating
+from caffnet.control.simulation import Trajectory, rk4, rollout
+from caffnet.control.systems import ControlAffine, DoubleIntegrator, Unicycle, wrap_angle
+
+__all__ = [
+    "PID",
+    "Barrier",
+    "BarrierConstraint",
+    "ControlAffine",
+    "DoubleIntegrator",
+    "FunctionBarrier",
+    "HighOrder",
+    "InsideBox",
+    "InsidePolytope",
+    "Intersection",
+    "OutsideCircles",
+    "OutsidePolytopes",
+    "SafetyFilter",
+    "Stack",
+    "Trajectory",
+    "Unicycle",
+    "UnicyclePID",
+    "Union",
+    "body_frame_error",
+    "hull_corners",
+    "hull_rows",
+    "linear",
+    "power",
+    "rk4",
+    "rollout",
+    "saturating",
+    "wrap_angle",
+]

@@ -1,0 +1,339 @@
+"""Barrier functions: the state is safe where every ``h(x) >= 0``.
+
+A barrier may hold several functions at once, ``h: (..., n_x) -> (..., k)``. Any function will do: its gradient comes
+from automatic differentiation. The shapes that robots meet have theirs written out, which is several times faster.
+
+**Smooth union.** Being outside a polytope means being beyond *one* of its sides: ``max_i h_i >= 0``. With
+
+    h = (ln Σ_i exp(κ h_i) - ln m) / κ          one has    max_i h_i - ln(m)/κ  <=  h  <=  max_i h_i,
+
+so ``h >= 0`` is sufficient, and  ``∇h = Σ_i λ_i ∇h_i`` with ``λ = softmax(κ h_i)``: weights that sum to one. (Weights
+``exp(κ (h_i - h))`` with the buffered h would sum to m and overstate the gradient m times.)
+
+**Smooth intersection.** ``h = -ln(Σ_i exp(-κ h_i)) / κ  <=  min_i h_i``, with weights ``softmax(-κ h_i)``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from caffnet.constraints import ArrayLike
+from caffnet.errors import ConstraintError
+
+
+class Barrier:
+    """Functions ``h_1 ... h_k`` of the state. Subclasses define ``__call__``, and `evaluate` if they can do better."""
+
+    #: One label per function; None for none.
+    names: tuple[str, ...] | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """``h(x)``, ``(..., k)``, from states ``(..., n_x)``."""
+        raise NotImplementedError(f"{type(self).__name__} must define __call__(x).")
+
+    def evaluate(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """``h(x)`` ``(..., k)`` and its gradient ``(..., k, n_x)``; both can be differentiated again."""
+
+        def twice(state: Tensor) -> tuple[Tensor, Tensor]:
+            value = self(state)
+            return value, value
+
+        flat = x.reshape(-1, x.shape[-1])
+        gradient, value = torch.func.vmap(torch.func.jacrev(twice, has_aux=True))(flat)
+        batch = x.shape[:-1]
+        return value.reshape(*batch, -1), gradient.reshape(*batch, *gradient.shape[1:])
+
+
+class FunctionBarrier(Barrier):
+    """Any function as a barrier.
+
+    Args:
+        function: ``(n_x,) -> (k,)`` or ``(..., n_x) -> (..., k)``, made of torch operations.
+        names: one label per function.
+
+    >>> slow = FunctionBarrier(lambda x: 1.0 - x[..., 2:].square().sum(-1, keepdim=True), names=["speed"])
+    >>> value, gradient = slow.evaluate(torch.tensor([0.0, 0.0, 0.5]))
+    >>> value, gradient
+    (tensor([0.7500]), tensor([[ 0.,  0., -1.]]))
+    """
+
+    def __init__(self, function: Callable[[Tensor], Tensor], names: Sequence[str] | None = None):
+        self.function = function
+        self.names = None if names is None else tuple(names)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """``h(x)``, ``(..., k)``."""
+        return self.function(x)
+
+
+class InsidePolytope(Barrier):
+    """Stay inside ``{x : A x <= b}``: ``h = b - A x``, one function per row.
+
+    Args:
+        A: rows over the whole state, ``(k, n_x)``.
+        b: ``(k,)``.
+        names: one label per row.
+    """
+
+    def __init__(self, A: ArrayLike, b: ArrayLike, names: Sequence[str] | None = None):
+        self.A, self.b = _constant(A), _constant(b)
+        if self.A.ndim != 2 or self.b.shape != self.A.shape[:1]:
+            raise ConstraintError(
+                f"A must have shape (k, n_x) and b (k,), got {tuple(self.A.shape)} and {tuple(self.b.shape)}."
+            )
+        self.names = None if names is None else tuple(names)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """``b - A x``, ``(..., k)``."""
+        return self.b.to(x) - x @ self.A.to(x).mT
+
+    def evaluate(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """``b - A x`` and ``-A``."""
+        return self(x), -self.A.to(x).expand(*x.shape[:-1], *self.A.shape)
+
+
+class InsideBox(InsidePolytope):
+    """Stay within ``lower <= x <= upper``: all upper sides first, then all lower ones; infinite sides are left out.
+
+    >>> box = InsideBox([-5.0, -4.0, -torch.inf], [1.0, 2.0, torch.inf])
+    >>> box(torch.tensor([0.0, 0.0, 9.0]))
+    tensor([1., 2., 5., 4.])
+    """
+
+    def __init__(self, lower: ArrayLike, upper: ArrayLike, names: Sequence[str] | None = None):
+        low, high = _constant(lower), _constant(upper)
+        if low.ndim != 1 or low.shape != high.shape:
+            raise ConstraintError(
+                f"lower and upper must both have shape (n_x,), got {tuple(low.shape)} and {tuple(high.shape)}."
+            )
+        labels = [f"x{i}" for i in range(len(low))] if names is None else list(names)
+        one = torch.eye(len(low), dtype=torch.float64)
+        A, b = torch.cat([one, -one]), torch.cat([high, -low])
+        finite = b.isfinite()
+        sides = [f"{name} <= {float(v):g}" for name, v in zip(labels, high, strict=True)]
+        sides += [f"{name} >= {float(v):g}" for name, v in zip(labels, low, strict=True)]
+        super().__init__(A[finite], b[finite], [side for side, kept in zip(sides, finite, strict=True) if kept])
+
+
+class OutsideCircles(Barrier):
+    """Keep a position out of circles (balls): ``h = |p - c|² - r²``, one function per circle.
+
+    Args:
+        centres: ``(k, d)``.
+        radii: ``(k,)``.
+        position: which entries of the state are the position.
+
+    >>> OutsideCircles([[0.0, 0.0]], [1.0])(torch.tensor([2.0, 0.0, 0.3]))
+    tensor([3.])
+    """
+
+    def __init__(self, centres: ArrayLike, radii: ArrayLike, position: Sequence[int] = (0, 1)):
+        self.centres, self.radii = _constant(centres), _constant(radii)
+        self.position = tuple(position)
+        if self.centres.ndim != 2 or self.centres.shape[1] != len(self.position):
+            raise ConstraintError(
+                f"centres must have shape (k, {len(self.position)}), got {tuple(self.centres.shape)}."
+            )
+        if self.radii.shape != self.centres.shape[:1]:
+            raise ConstraintError(f"radii must have one entry per centre, got shape {tuple(self.radii.shape)}.")
+        self.names = tuple(f"circle {i}" for i in range(len(self.centres)))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """``|p - c|² - r²``, ``(..., k)``."""
+        return self.evaluate(x)[0]
+
+    def evaluate(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """``|p - c|² - r²`` and ``2 (p - c)`` in the columns of the position."""
+        offset = x[..., list(self.position)].unsqueeze(-2) - self.centres.to(x)  # (..., k, d)
+        value = offset.square().sum(-1) - self.radii.to(x).square()
+        return value, _spread(2 * offset, self.position, x.shape[-1])
+
+
+class OutsidePolytopes(Barrier):
+    """Keep a position out of convex polytopes ``{p : A_j p <= b_j}``: one smooth union of its sides per polytope.
+
+    Args:
+        polytopes: pairs ``(A_j, b_j)`` of shapes ``(m_j, d)`` and ``(m_j,)``, rows pointing outwards; see `hull_rows`.
+        sharpness: the κ of the smooth union.
+        position: which entries of the state are the position.
+
+    All polytopes are evaluated at once: those with fewer sides are filled up with sides that never matter.
+
+    >>> square = ([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]], [1.0, 1.0, 1.0, 1.0])
+    >>> OutsidePolytopes([square])(torch.tensor([3.0, 0.0, 0.3]))
+    tensor([1.8614])
+    """
+
+    def __init__(
+        self,
+        polytopes: Sequence[tuple[ArrayLike, ArrayLike]],
+        sharpness: float = 10.0,
+        position: Sequence[int] = (0, 1),
+    ):
+        self.position, self.sharpness = tuple(position), _positive(sharpness)
+        pairs = [(_constant(A), _constant(b)) for A, b in polytopes]
+        for A, b in pairs:
+            if A.ndim != 2 or A.shape[1] != len(self.position) or b.shape != A.shape[:1]:
+                raise ConstraintError(
+                    f"A polytope is a pair of shapes (m, {len(self.position)}) and (m,), "
+                    f"got {tuple(A.shape)} and {tuple(b.shape)}."
+                )
+        sides = max((len(b) for _, b in pairs), default=0)
+        self.A = torch.stack([torch.cat([A, A.new_zeros(sides - len(A), A.shape[1])]) for A, _ in pairs])
+        self.b = torch.stack([torch.cat([b, b.new_full((sides - len(b),), math.inf)]) for _, b in pairs])
+        self.buffer = torch.tensor([math.log(len(b)) for _, b in pairs], dtype=torch.float64) / self.sharpness
+        self.names = tuple(f"obstacle {j}" for j in range(len(pairs)))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The smooth unions, ``(..., k)``."""
+        return torch.logsumexp(self.sharpness * self._sides(x), -1) / self.sharpness - self.buffer.to(x)
+
+    def evaluate(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The smooth unions, and ``Σ_i softmax(κ h_i) a_i`` in the columns of the position."""
+        scaled = self.sharpness * self._sides(x)
+        value = torch.logsumexp(scaled, -1) / self.sharpness - self.buffer.to(x)
+        weight = torch.softmax(scaled, -1).unsqueeze(-2)  # (..., k, 1, sides)
+        return value, _spread((weight @ self.A.to(x)).squeeze(-2), self.position, x.shape[-1])
+
+    def _sides(self, x: Tensor) -> Tensor:
+        """``A_j p - b_j``, ``(..., k, sides)``: positive beyond a side, ``-inf`` where there is no side."""
+        p = x[..., list(self.position)]
+        A = self.A.to(x)
+        return (p @ A.flatten(0, 1).mT).unflatten(-1, A.shape[:2]) - self.b.to(x)
+
+
+class Stack(Barrier):
+    """All functions of several barriers, one after the other: every one of them must be >= 0."""
+
+    def __init__(self, *parts: Barrier):
+        if not parts:
+            raise ConstraintError("A stack needs at least one barrier, got none.")
+        self.parts = parts
+        labels = [part.names for part in parts]
+        self.names = None if None in labels else tuple(name for names in labels for name in names or ())
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """``(..., k_1 + k_2 + ...)``."""
+        return torch.cat([part(x) for part in self.parts], -1)
+
+    def evaluate(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The values and gradients of the parts."""
+        values, gradients = zip(*(part.evaluate(x) for part in self.parts), strict=True)
+        return torch.cat(values, -1), torch.cat(gradients, -2)
+
+
+class Union(Barrier):
+    """Safe where *any* of the functions is >= 0, as one smooth function that never exceeds their maximum.
+
+    Args:
+        *parts: barriers; all their functions take part.
+        sharpness: the κ; the larger, the nearer to the maximum and the less smooth.
+
+    >>> left_or_right = Union(InsidePolytope([[1.0]], [-1.0]), InsidePolytope([[-1.0]], [-1.0]))
+    >>> left_or_right(torch.tensor([[-2.0], [0.0], [2.0]]))
+    tensor([[ 0.9307],
+            [-1.0000],
+            [ 0.9307]])
+    """
+
+    sign = 1.0
+
+    def __init__(self, *parts: Barrier, sharpness: float = 10.0):
+        self.parts, self.sharpness = Stack(*parts), _positive(sharpness)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """``(..., 1)``."""
+        return self._blend(self.parts(x))
+
+    def evaluate(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The blend, and the gradients of the parts with the softmax weights."""
+        value, gradient = self.parts.evaluate(x)
+        weight = torch.softmax(self.sign * self.sharpness * value, -1).unsqueeze(-2)
+        return self._blend(value), weight @ gradient
+
+    def _blend(self, value: Tensor) -> Tensor:
+        return (torch.logsumexp(self.sharpness * value, -1, keepdim=True) - math.log(value.shape[-1])) / self.sharpness
+
+
+class Intersection(Union):
+    """Safe where *all* of the functions are >= 0, as one smooth function that never exceeds their minimum.
+
+    >>> Intersection(InsideBox([-1.0], [1.0]), sharpness=50)(torch.tensor([0.0]))
+    tensor([0.9861])
+    """
+
+    sign = -1.0
+
+    def _blend(self, value: Tensor) -> Tensor:
+        return -torch.logsumexp(-self.sharpness * value, -1, keepdim=True) / self.sharpness
+
+
+def hull_corners(points: ArrayLike) -> Tensor:
+    """The corners of the convex hull of points ``(v, 2)`` in the plane, counter-clockwise, ``(m, 2)``, float64.
+
+    >>> hull_corners([[0, 0], [1, 0], [0, 1], [1, 1], [0.5, 0.5]]).tolist()
+    [[0.0, 0.0], [1.0, 0.0], [1.0, 1.0], [0.0, 1.0]]
+    """
+    ordered = sorted((float(a), float(b)) for a, b in np.asarray(points, dtype=np.float64))
+
+    def chain(way: list[tuple[float, float]]) -> list[tuple[float, float]]:
+        kept: list[tuple[float, float]] = []
+        for p in way:
+            while len(kept) > 1 and _turn(kept[-2], kept[-1], p) <= 0:
+                kept.pop()
+            kept.append(p)
+        return kept[:-1]
+
+    corners = chain(ordered) + chain(ordered[::-1])
+    if len(corners) < 3:
+        raise ConstraintError(
+            f"The hull of {len(ordered)} points has no inside: three points not on a line are needed."
+        )
+    return torch.tensor(corners, dtype=torch.float64)
+
+
+def hull_rows(points: ArrayLike) -> tuple[Tensor, Tensor]:
+    """The convex hull of points in the plane as ``{p : A p <= b}`` with unit outward rows.
+
+    Args:
+        points: ``(v, 2)``, in any order; points inside the hull are ignored.
+
+    Returns:
+        ``A`` ``(m, 2)`` and ``b`` ``(m,)``, float64, counter-clockwise.
+
+    >>> hull_rows([[0, 0], [1, 0], [0, 1], [1, 1], [0.5, 0.5]])[1]
+    tensor([0., 1., 1., 0.], dtype=torch.float64)
+    """
+    corners = hull_corners(points)
+    edge = corners.roll(-1, 0) - corners
+    normal = torch.stack([edge[:, 1], -edge[:, 0]], 1) / edge.norm(dim=1, keepdim=True)
+    return normal, (normal * corners).sum(1)
+
+
+def _turn(a: tuple[float, float], b: tuple[float, float], c: tuple[float, float]) -> float:
+    """Positive if the way a -> b -> c turns left."""
+    return (b[0] - a[0]) * (c[1] - a[1]) - (b[1] - a[1]) * (c[0] - a[0])
+
+
+def _spread(columns: Tensor, position: tuple[int, ...], n_x: int) -> Tensor:
+    """Gradients over the position ``(..., k, d)`` as gradients over the state ``(..., k, n_x)``."""
+    if position == tuple(range(len(position))):
+        return torch.nn.functional.pad(columns, (0, n_x - len(position)))
+    whole = columns.new_zeros(*columns.shape[:-1], n_x)
+    return whole.index_copy(-1, torch.tensor(position, device=columns.device), columns)
+
+
+def _constant(value: ArrayLike) -> Tensor:
+    """Data of a barrier: kept in float64, and used in the number type and on the device of the state."""
+    return torch.as_tensor(value, dtype=torch.float64).detach()
+
+
+def _positive(sharpness: float) -> float:
+    if not sharpness > 0:
+        raise ConstraintError(f"sharpness must be positive, got {sharpness!r}.")
+    return float(sharpness)

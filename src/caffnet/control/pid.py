@@ -1,0 +1,97 @@
+"""PID control, and the paper's nominal controller of the unicycle."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from caffnet.errors import ConstraintError
+
+
+class PID:
+    r"""$K_p e + K_i \int e + K_d \dot e$ per component, for a batch of errors.
+
+    The integral is a sum of rectangles that includes the present error; the derivative is a backward difference, with
+    0 as the error before the first. The memory is outside of autograd: gradients flow through the present error only.
+
+    Args:
+        kp: proportional gains, one per component.
+        ki: integral gains.
+        kd: derivative gains.
+        dt: time between calls.
+
+    >>> pid = PID([2.0], [1.0], [0.5], dt=0.1)
+    >>> pid(torch.tensor([1.0]))     # 2 + 0.1 + 0.5 * 10
+    tensor([7.1000])
+    """
+
+    def __init__(self, kp: Sequence[float], ki: Sequence[float], kd: Sequence[float], dt: float):
+        if not len(kp) == len(ki) == len(kd):
+            raise ConstraintError(f"Each component needs three gains, got {len(kp)}, {len(ki)} and {len(kd)} of them.")
+        if not dt > 0:
+            raise ConstraintError(f"dt must be positive, got {dt!r}.")
+        self.gains = torch.tensor([list(kp), list(ki), list(kd)], dtype=torch.float64)
+        self.dt = dt
+        self._memory: tuple[Tensor, Tensor] | None = None
+
+    def reset(self) -> None:
+        """Forget the integral and the last error: call before every rollout."""
+        self._memory = None
+
+    def __call__(self, error: Tensor) -> Tensor:
+        """The command ``(..., k)`` for the error ``(..., k)``."""
+        kp, ki, kd = self.gains.to(error)
+        now = error.detach()
+        total, last = (torch.zeros_like(now),) * 2 if self._memory is None else self._memory
+        total = total + self.dt * now
+        self._memory = (total, now)
+        return kp * error + ki * total + kd * ((error - last) / self.dt)
+
+
+class UnicyclePID:
+    """Drives a unicycle to a place: speed from the error ahead, turn rate from the errors to the side and of heading.
+
+    The gains are the paper's unless given.
+
+    Args:
+        goal: ``(p_x, p_y, θ)``.
+        dt: time between calls.
+        kp: gains on (ahead, side, heading).
+        ki: integral gains.
+        kd: derivative gains.
+
+    >>> UnicyclePID()(torch.tensor([-1.0, 0.0, 0.0]))     # one metre ahead: 0.01 + 0.05 * 0.1
+    tensor([0.0150, 0.0000])
+    """
+
+    def __init__(
+        self,
+        goal: Sequence[float] = (0.0, 0.0, 0.0),
+        dt: float = 0.1,
+        kp: Sequence[float] = (0.01, 0.2, 0.0),
+        ki: Sequence[float] = (0.05, 0.005, 0.0),
+        kd: Sequence[float] = (0.0, 0.01, 0.0),
+    ):
+        self.goal = torch.tensor(list(goal), dtype=torch.float64)
+        self.pid = PID(kp, ki, kd, dt)
+
+    def reset(self) -> None:
+        """Forget the past: call before every rollout."""
+        self.pid.reset()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The input ``(v, ω)``, ``(..., 2)``, at states ``(..., 3)``; not saturated."""
+        command = self.pid(body_frame_error(x, self.goal.to(x)))
+        return torch.stack([command[..., 0], command[..., 1] + command[..., 2]], -1)
+
+
+def body_frame_error(x: Tensor, goal: Tensor) -> Tensor:
+    """``goal - x`` seen from the robot: (ahead, to the left, heading), ``(..., 3)``."""
+    gap = goal - x
+    heading = x[..., 2]
+    cos, sin = torch.cos(heading), torch.sin(heading)
+    ahead = cos * gap[..., 0] + sin * gap[..., 1]
+    side = cos * gap[..., 1] - sin * gap[..., 0]
+    return torch.stack([ahead, side, gap[..., 2]], -1)

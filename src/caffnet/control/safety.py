@@ -1,0 +1,170 @@
+"""From barriers to hard constraints on the input.
+
+Along the system the barrier changes as ``dh/dt = L_f h + L_g h u``. If every input satisfies
+
+    L_f h(x) + L_g h(x) u  >=  -α(h(x))          (α of class K: strictly increasing, α(0) = 0),
+
+then h can decay towards zero but never cross it: a state that starts safe stays safe. The condition is affine in `u`,
+one row per function: ``-L_g h(x) u <= L_f h(x) + α(h(x))``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from caffnet.constraints import AffineSet
+from caffnet.control.barriers import Barrier
+from caffnet.control.systems import ControlAffine
+from caffnet.errors import ConstraintError
+from caffnet.layer import CAffine
+from caffnet.projection import Projection
+
+ClassK: TypeAlias = Callable[[Tensor], Tensor]
+
+
+def linear(slope: float = 1.0) -> ClassK:
+    """``α(h) = slope · h``."""
+    _check_positive(slope=slope)
+    return lambda h: slope * h
+
+
+def power(slope: float = 1.0, exponent: float = 3.0) -> ClassK:
+    """``α(h) = slope · sign(h) |h|^exponent``: gentle near the boundary, free far away from it."""
+    _check_positive(slope=slope, exponent=exponent)
+    return lambda h: slope * h.sign() * h.abs() ** exponent
+
+
+def saturating(slope: float = 1.0, limit: float = 1.0) -> ClassK:
+    """``α(h) = limit · tanh(slope · h / limit)``: never asks to approach faster than `limit`."""
+    _check_positive(slope=slope, limit=limit)
+    return lambda h: limit * torch.tanh(h * (slope / limit))
+
+
+class BarrierConstraint:
+    r"""The inputs that keep a system safe, $x \mapsto \{u : -L_g h(x) u \le L_f h(x) + \alpha(h(x)),\; u \in U\}$.
+
+    Use it wherever the library takes a function ``x -> AffineSet``: in `CAffine`, in `CAffNet`, or in `SafetyFilter`.
+
+    Args:
+        system: the dynamics.
+        barrier: functions that must stay >= 0.
+        class_k: the α; `linear(1.0)` if None.
+        inputs: limits on the input that hold everywhere, as an `AffineSet` in ``R^n_u``.
+
+    Differentiable with respect to the state. States ``(..., n_x)`` give a set with rows ``(..., m, n_u)``.
+
+    >>> from caffnet.control import OutsideCircles, Unicycle
+    >>> limits = AffineSet.box(-1.0, 1.0, dim=2)
+    >>> safe = BarrierConstraint(Unicycle(), OutsideCircles([[2.0, 0.0]], [1.0]), inputs=limits)
+    >>> safe(torch.tensor([0.5, 0.0, 0.0])).upper     # (2 - 0.5)² - 1² left: v may be at most 1.25 / 3
+    tensor([1.2500, 1.0000, 1.0000])
+    """
+
+    def __init__(
+        self,
+        system: ControlAffine,
+        barrier: Barrier,
+        class_k: ClassK | None = None,
+        inputs: AffineSet | None = None,
+    ):
+        if inputs is not None and (inputs.n != system.n_u or inputs.A.ndim != 2):
+            raise ConstraintError(f"inputs must be one set in R^{system.n_u} without batch axes, got {inputs}.")
+        self.system, self.barrier, self.inputs = system, barrier, inputs
+        self.class_k = linear() if class_k is None else class_k
+        self._cast: dict[tuple[torch.dtype, torch.device], AffineSet] = {}
+
+    def __call__(self, x: Tensor) -> AffineSet:
+        """The set at the states x ``(..., n_x)``."""
+        if x.shape[-1] != self.system.n_x:
+            raise ConstraintError(f"x must have shape (..., {self.system.n_x}), got {tuple(x.shape)}.")
+        value, gradient = self.barrier.evaluate(x)
+        bound = self.class_k(value)
+        drifting = self.system.along_drift(gradient, x)
+        bound = bound if drifting is None else bound + drifting
+        rows = -self.system.along_input(gradient, x)
+        names = self.barrier.names or tuple(f"barrier {i}" for i in range(value.shape[-1]))
+        lower = bound.new_full((len(names),), -torch.inf)
+        safe = AffineSet.from_parts(rows, lower, bound, names, ("<=",) * len(names))
+        return safe if self.inputs is None else safe & self._inputs_like(x)
+
+    def _inputs_like(self, x: Tensor) -> AffineSet:
+        assert self.inputs is not None
+        key = (x.dtype, x.device)
+        if key not in self._cast:
+            self._cast[key] = self.inputs.to(x.device, x.dtype)
+        return self._cast[key]
+
+
+class HighOrder(Barrier):
+    """A barrier that the input reaches only through the drift, raised by one order: ``L_f h + α(h)``.
+
+    If ``L_g h = 0`` everywhere (a position limit on a mass that is moved by forces) the rows of h say nothing about
+    the input. Keeping ``ψ = L_f h + α(h) >= 0`` keeps ``h >= 0``, and the input acts on ψ. Stack it with h itself.
+
+    Args:
+        barrier: functions with ``L_g h = 0``.
+        system: a system with drift.
+        class_k: the α; `linear(1.0)` if None.
+
+    >>> from caffnet.control import DoubleIntegrator, InsideBox
+    >>> wall = HighOrder(InsideBox([-torch.inf, -torch.inf], [1.0, torch.inf]), DoubleIntegrator(1))
+    >>> wall(torch.tensor([0.0, 2.0]))     # 1 m to the wall at 2 m/s
+    tensor([-1.])
+    """
+
+    def __init__(self, barrier: Barrier, system: ControlAffine, class_k: ClassK | None = None):
+        if system.drift is None:
+            raise ConstraintError(f"{type(system).__name__} has no drift, so no order can be raised along it.")
+        self.barrier, self.system = barrier, system
+        self.class_k = linear() if class_k is None else class_k
+        self.names = barrier.names
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """``L_f h + α(h)``, ``(..., k)``."""
+        value, gradient = self.barrier.evaluate(x)
+        drifting = self.system.along_drift(gradient, x)
+        assert drifting is not None
+        return drifting + self.class_k(value)
+
+
+class SafetyFilter(nn.Module):
+    """A policy whose inputs are replaced by the nearest safe ones.
+
+    Args:
+        policy: any function ``x -> u``: a controller, a trained network, a human's joystick.
+        constraint: the safe inputs at each state, a `BarrierConstraint` or any function ``x -> AffineSet``.
+        **options: for the layer, as in `caffnet.project`.
+
+    >>> from caffnet.control import OutsideCircles, Unicycle
+    >>> safe = BarrierConstraint(Unicycle(), OutsideCircles([[2.0, 0.0]], [1.0]))
+    >>> SafetyFilter(lambda x: torch.tensor([1.0, 0.2]), safe)(torch.tensor([0.5, 0.0, 0.0]))
+    tensor([0.4167, 0.2000])
+    """
+
+    def __init__(self, policy: Callable[[Tensor], Tensor], constraint: Callable[[Any], AffineSet], **options: Any):
+        super().__init__()
+        self.policy = policy
+        self.layer = CAffine(constraint, **options)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The safe input ``(..., n_u)`` at the states x ``(..., n_x)``."""
+        return self.layer(self.policy(x), x=x)
+
+    def project(self, x: Tensor) -> Projection:
+        """As `forward`, with the evidence: whether the filter had to act, and which rows stopped it."""
+        return self.layer.project(self.policy(x), x=x)
+
+    def reset(self) -> None:
+        """Start a new rollout: forwarded to a policy with memory."""
+        if hasattr(self.policy, "reset"):
+            self.policy.reset()  # type: ignore[attr-defined]
+
+
+def _check_positive(**values: float) -> None:
+    for name, value in values.items():
+        if not value > 0:
+            raise ConstraintError(f"{name} must be positive for a class-K function, got {value!r}.")

@@ -1,0 +1,74 @@
+"""Batched, differentiable simulation."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from caffnet.control.systems import ControlAffine
+from caffnet.errors import ConstraintError
+
+
+def rk4(system: ControlAffine, x: Tensor, u: Tensor, dt: float) -> Tensor:
+    """One classical Runge-Kutta step of length `dt`, the input held constant: ``(..., n_x)``.
+
+    >>> from caffnet.control import Unicycle
+    >>> rk4(Unicycle(), torch.zeros(3), torch.tensor([1.0, 0.0]), 0.1)
+    tensor([0.1000, 0.0000, 0.0000])
+    """
+    k1 = system.velocity(x, u)
+    k2 = system.velocity(x + (dt / 2) * k1, u)
+    k3 = system.velocity(x + (dt / 2) * k2, u)
+    k4 = system.velocity(x + dt * k3, u)
+    return x + (dt / 6) * (k1 + 2 * (k2 + k3) + k4)
+
+
+@dataclasses.dataclass(frozen=True)
+class Trajectory:
+    """What a rollout saw.
+
+    Attributes:
+        states: ``(..., steps + 1, n_x)``, the start first.
+        inputs: ``(..., steps, n_u)``.
+    """
+
+    states: Tensor
+    inputs: Tensor
+
+
+def rollout(
+    system: ControlAffine,
+    policy: Callable[[Tensor], Tensor],
+    start: Tensor,
+    steps: int,
+    dt: float,
+    integrate: Callable[[ControlAffine, Tensor, Tensor, float], Tensor] = rk4,
+) -> Trajectory:
+    """Follow a policy from many states at once; gradients flow through all steps.
+
+    Args:
+        system: the dynamics.
+        policy: ``x -> u``. One with memory may have a ``reset()``, which is called first.
+        start: initial states, ``(..., n_x)``.
+        steps: number of inputs.
+        dt: time between inputs.
+        integrate: one step of the dynamics.
+
+    >>> from caffnet.control import Unicycle
+    >>> path = rollout(Unicycle(), lambda x: torch.ones(5, 2), torch.zeros(5, 3), steps=10, dt=0.1)
+    >>> path.states.shape, path.inputs.shape
+    (torch.Size([5, 11, 3]), torch.Size([5, 10, 2]))
+    """
+    if steps < 1 or not dt > 0:
+        raise ConstraintError(f"A rollout needs steps >= 1 and dt > 0, got steps={steps} and dt={dt}.")
+    if hasattr(policy, "reset"):
+        policy.reset()  # type: ignore[attr-defined]
+    states, inputs = [start], []
+    for _ in range(steps):
+        u = policy(states[-1])
+        inputs.append(u)
+        states.append(integrate(system, states[-1], u, dt))
+    return Trajectory(torch.stack(states, -2), torch.stack(inputs, -2))

@@ -1,0 +1,94 @@
+"""Checkpoints: written in one piece, safe to load, and refused when they are broken or belong to another run.
+
+A checkpoint is one safetensors file: plain numbers and a JSON header, nothing that could be executed. It is written
+to a temporary file, flushed to the disk and renamed, so that at any moment the file is either the old or the new one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+FORMAT = "caffnet-checkpoint-1"
+
+
+class CheckpointError(ValueError):
+    """A checkpoint cannot be used."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint:
+    """The state of a run between two epochs.
+
+    Attributes:
+        digest: fingerprint of the run's settings.
+        tensors: everything that is numbers, by name.
+        progress: everything else: plain JSON values.
+    """
+
+    digest: str
+    tensors: dict[str, Tensor]
+    progress: dict[str, Any]
+
+    def write(self, path: Path) -> None:
+        """Replace the checkpoint at `path`, atomically."""
+        tensors = {name: t.detach().cpu().contiguous().clone() for name, t in self.tensors.items()}
+        header = {"format": FORMAT, "digest": self.digest, "progress": json.dumps(self.progress)}
+        header["checksum"] = _checksum(tensors)
+        write_atomically(path, save(tensors, metadata=header))
+
+    @classmethod
+    def read(cls, path: Path, digest: str) -> Checkpoint:
+        """The checkpoint at `path`, if it is whole and belongs to the run with this fingerprint.
+
+        Raises:
+            CheckpointError: it is truncated, damaged, of another kind or of another run. The message says which.
+        """
+        advice = "Delete it to start the run again, or restore the file."
+        try:
+            with safe_open(path, framework="pt") as file:
+                header = file.metadata() or {}
+                if header.get("format") != FORMAT:
+                    raise CheckpointError(f"{path} is not a checkpoint of this program. {advice}")
+                if header["digest"] != digest:
+                    raise CheckpointError(
+                        f"{path} belongs to another run: its settings have the fingerprint {header['digest']}, "
+                        f"this run's {digest}. {advice}"
+                    )
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a dict)
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"{path} is damaged or truncated ({error}). {advice}") from None
+        if _checksum(tensors) != header["checksum"]:
+            raise CheckpointError(f"{path} is damaged: its checksum is wrong. {advice}")
+        return cls(digest, tensors, json.loads(header["progress"]))
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file so that a reader, or a crash at any moment, never sees a part of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _checksum(tensors: dict[str, Tensor]) -> str:
+    total = hashlib.sha256()
+    for name in sorted(tensors):
+        total.update(name.encode())
+        total.update(tensors[name].reshape(-1).view(torch.uint8).numpy().tobytes())
+    return total.hexdigest()

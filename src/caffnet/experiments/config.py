@@ -1,0 +1,288 @@
+"""What to run: typed settings, resolved from a protocol, a TOML file and options. No torch here.
+
+`Campaign` is what a user writes: an experiment, a protocol, methods, seeds, settings that differ from the protocol's.
+`RunConfig` is one run with every setting resolved; it is stored in the record, and its digest names the record.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+TASKS = ("pwc", "opt", "cbf")
+PROTOCOLS = ("paper", "fair", "ours")
+METHODS = {
+    "pwc": ("nn", "hardnet", "caffnet-ff", "caffnet-tf"),
+    "opt": ("ipopt", "nn", "hardnet", "caffnet-ff", "caffnet-ff-lite", "caffnet-tf"),
+    "cbf": ("nn", "hardnet", "caffnet-ff", "post-hoc"),
+}
+#: Known everywhere, though not a row of every table.
+ALL_METHODS = ("nn", "hardnet", "caffnet-ff", "caffnet-ff-lite", "caffnet-tf", "post-hoc")
+
+#: The seeds behind the paper's tables.
+SEEDS = {"pwc": (1, 3, 5, 6, 7), "opt": (1, 2, 5, 7, 12), "cbf": (2, 6, 7, 10, 11)}
+EPOCHS = {"pwc": 50_000, "opt": 10_000, "cbf": 2_000}
+OUR_EPOCHS = {"pwc": 10_000, "opt": 2_000, "cbf": 300}
+QUICK_EPOCHS = {"pwc": 200, "opt": 40, "cbf": 2}
+
+SIZES = {"pwc": (1, 1), "opt": (3, 5), "cbf": (3, 2)}  # inputs and outputs
+HIDDEN, LAYERS, WIDTH = 200, 3, 120
+
+
+class ConfigError(ValueError):
+    """A setting is unknown, has the wrong type, or makes no sense."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig:
+    """One run, every setting resolved.
+
+    Attributes:
+        task: the experiment.
+        method: the row of its table.
+        seed: of the problem, the networks and the shuffling.
+        protocol: where the settings came from.
+        epochs: passes over the training data.
+        learning_rate: of Adam, at the start.
+        schedule: ``"constant"`` (paper), or ``"cosine"``: down to zero at the last epoch.
+        batch: samples per step; 0 for all.
+        penalty_weight: factor of the violations in the loss.
+        penalty: ``"squared"`` (the authors' code) or ``"linear"`` (the paper's text).
+        hidden: width of the feed-forward networks.
+        feedforward: width of the feed-forward part of the transformer.
+        batch_norm: normalise after each hidden linear map.
+        dropout: share dropped after each ReLU.
+        null_start: ``"random"`` (paper) or ``"zero"``.
+        gradient: ``"exact"`` (paper) or ``"tangent"``.
+        keep: evaluate the ``"last"`` weights (paper), or the ``"best"`` ones by training loss.
+        dtype: ``"float64"`` (paper) or ``"float32"``.
+        device: ``"cpu"`` or ``"cuda"``.
+    """
+
+    task: str
+    method: str
+    seed: int
+    protocol: str
+    epochs: int
+    learning_rate: float = 1e-4
+    schedule: str = "constant"
+    batch: int = 0
+    penalty_weight: float = 100.0
+    penalty: str = "squared"
+    hidden: int = HIDDEN
+    feedforward: int = WIDTH
+    batch_norm: bool = False
+    dropout: float = 0.0
+    null_start: str = "random"
+    gradient: str = "exact"
+    keep: str = "last"
+    dtype: str = "float64"
+    device: str = "cpu"
+
+    @property
+    def digest(self) -> str:
+        """A fingerprint of all settings."""
+        text = json.dumps(dataclasses.asdict(self), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    @property
+    def name(self) -> str:
+        """The name of the record and of the checkpoint."""
+        return f"{self.task}-{self.protocol}-{self.method}-seed{self.seed}-{self.digest}"
+
+    @property
+    def trained(self) -> RunConfig:
+        """The run whose weights this one evaluates: a post-hoc projection trains nothing, it takes the soft network."""
+        return dataclasses.replace(self, method="nn") if self.method == "post-hoc" else self
+
+
+@dataclasses.dataclass(frozen=True)
+class Campaign:
+    """Several runs of one experiment.
+
+    Attributes:
+        task: the experiment.
+        protocol: ``"paper"``; ``"fair"``: plain networks of equal size; ``"ours"``: fair, with a null-space head that
+            starts at zero, the tangent-cone gradient and the best weights by training loss.
+        methods: rows of the table; all of the paper's if empty.
+        seeds: the paper's if empty.
+        settings: fields of `RunConfig` that differ from the protocol.
+        out: folder of records and checkpoints.
+        jobs: runs at the same time.
+        threads: threads per run.
+        quick: one seed and few epochs, to see that everything works.
+        checkpoint_seconds: time between checkpoints.
+    """
+
+    task: str
+    protocol: str = "paper"
+    methods: tuple[str, ...] = ()
+    seeds: tuple[int, ...] = ()
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    out: str = "results"
+    jobs: int = 1
+    threads: int = 1
+    quick: bool = False
+    checkpoint_seconds: float = 20.0
+
+    def __post_init__(self) -> None:
+        for name in ("jobs", "threads"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}.")
+
+    @property
+    def runs(self) -> list[RunConfig]:
+        """Every run, seed by seed."""
+        _choose("task", self.task, TASKS)
+        seeds = self.seeds or (SEEDS[self.task][:1] if self.quick else SEEDS[self.task])
+        methods = self.methods or METHODS[self.task]
+        settings = {"epochs": QUICK_EPOCHS[self.task], **self.settings} if self.quick else self.settings
+        return [resolve(self.task, method, seed, self.protocol, settings) for seed in seeds for method in methods]
+
+
+def resolve(
+    task: str, method: str, seed: int, protocol: str = "paper", settings: Mapping[str, Any] | None = None
+) -> RunConfig:
+    """The settings of one run: the protocol's, with `settings` on top.
+
+    >>> resolve("opt", "caffnet-ff", 1, "paper").dropout
+    0.2
+    >>> resolve("opt", "caffnet-ff", 1, "ours", {"epochs": 1500}).epochs
+    1500
+    """
+    _choose("task", task, TASKS)
+    _choose("protocol", protocol, PROTOCOLS)
+    _choose("method", method, dict.fromkeys((*METHODS[task], *ALL_METHODS)))
+    chosen = {**_protocol_settings(task, method, protocol), **(settings or {})}
+    fixed = {"task", "method", "seed", "protocol"}
+    tunable = {f.name: f for f in dataclasses.fields(RunConfig) if f.name not in fixed}
+    for key, value in chosen.items():
+        if key not in tunable:
+            raise ConfigError(f"Unknown setting {key!r}. Known: {', '.join(tunable)}.")
+        chosen[key] = _typed(key, value, str(tunable[key].type))
+    config = RunConfig(task, method, _typed("seed", seed, "int"), protocol, **chosen)
+    for name, known in (
+        ("schedule", ("constant", "cosine")),
+        ("penalty", ("squared", "linear")),
+        ("null_start", ("random", "zero")),
+        ("gradient", ("exact", "tangent")),
+        ("keep", ("last", "best")),
+        ("dtype", ("float32", "float64")),
+        ("device", ("cpu", "cuda")),
+    ):
+        _choose(name, getattr(config, name), known)
+    for name, least in (("epochs", 0), ("batch", 0), ("hidden", 1), ("feedforward", 1), ("learning_rate", 0.0)):
+        if getattr(config, name) < least:
+            raise ConfigError(f"{name} must be at least {least}, got {getattr(config, name)}.")
+    if not 0 <= config.dropout < 1:
+        raise ConfigError(f"dropout must be in [0, 1), got {config.dropout}.")
+    return config
+
+
+def _protocol_settings(task: str, method: str, protocol: str) -> dict[str, Any]:
+    if protocol == "paper":
+        # The feed-forward rows of the opt table come from networks with BatchNorm and dropout.
+        regular = task == "opt" and method not in ("caffnet-tf", "ipopt")
+        return {"epochs": EPOCHS[task], "batch_norm": regular, "dropout": 0.2 if regular else 0.0}
+    settings: dict[str, Any] = {"epochs": EPOCHS[task] if protocol == "fair" else OUR_EPOCHS[task]}
+    # Equal parameter counts: CAffNet-FF has two networks, so a single one is made wider, the transformers narrower.
+    n_in, n_out = SIZES[task]
+    budget = 2 * feedforward_size(n_in, n_out, HIDDEN)
+    if method in ("nn", "hardnet", "post-hoc"):
+        settings["hidden"] = _nearest(lambda h: feedforward_size(n_in, n_out, h), budget)
+    elif method == "caffnet-tf":
+        settings["feedforward"] = _nearest(lambda h: transformer_size(n_in, n_out, h), budget)
+    if protocol == "ours":
+        settings |= {"null_start": "zero", "gradient": "tangent", "keep": "best"}
+        if task == "cbf":
+            settings["learning_rate"] = 1e-3
+    return settings
+
+
+def feedforward_size(n_in: int, n_out: int, hidden: int) -> int:
+    """Parameters of one feed-forward network.
+
+    >>> feedforward_size(1, 1, 200)
+    81001
+    """
+    return (n_in + 1) * hidden + (LAYERS - 1) * (hidden + 1) * hidden + (hidden + 1) * n_out
+
+
+def transformer_size(n_in: int, n_out: int, feedforward: int) -> int:
+    """Parameters of two transformers that share the embedding.
+
+    >>> transformer_size(1, 1, 120)
+    175682
+    """
+    attention = 4 * (WIDTH + 1) * WIDTH
+    block = attention + (WIDTH + 1) * feedforward + (feedforward + 1) * WIDTH + 4 * WIDTH
+    return (n_in + 1) * WIDTH + 2 * (block + (WIDTH + 1) * n_out)
+
+
+def _nearest(size: Any, budget: int) -> int:
+    return min(range(1, 1000), key=lambda width: abs(size(width) - budget))
+
+
+# ---------------------------------------------------------------------------------------------------- reading
+
+
+def load_campaign(path: str | Path | None = None, default_device: str = "cpu", **options: Any) -> Campaign:
+    """A campaign from a TOML file, options on top. Options that are None count as not given.
+
+    The file holds fields of `Campaign` and settings of `RunConfig` side by side:
+
+        task = "opt"
+        protocol = "ours"
+        methods = ["caffnet-ff", "caffnet-tf"]
+        seeds = [1, 2, 5, 7, 12]
+        epochs = 1500
+    """
+    written: dict[str, Any] = {}
+    if path is not None:
+        try:
+            written = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise ConfigError(f"There is no config file {path}.") from None
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigError(f"{path} is not valid TOML: {error}.") from None
+    written |= {key: value for key, value in options.items() if value is not None}
+    of_campaign = {f.name: f for f in dataclasses.fields(Campaign) if f.name != "settings"}
+    of_run = {f.name for f in dataclasses.fields(RunConfig)} - {"task", "method", "seed", "protocol"}
+    unknown = sorted(set(written) - set(of_campaign) - of_run)
+    if unknown:
+        known = ", ".join([*of_campaign, *sorted(of_run)])
+        where = f" in {path}" if path is not None else ""
+        raise ConfigError(f"Unknown setting{'s' * (len(unknown) > 1)} {', '.join(unknown)}{where}. Known: {known}.")
+    if "task" not in written:
+        raise ConfigError(f"A campaign needs a task: one of {', '.join(TASKS)}.")
+    given = {key: _typed(key, written[key], str(of_campaign[key].type)) for key in of_campaign if key in written}
+    settings = {"device": default_device} | {key: written[key] for key in written if key in of_run}
+    campaign = Campaign(**given, settings=settings)
+    _ = campaign.runs  # every run resolves, or says why not
+    return campaign
+
+
+def _choose(name: str, value: Any, known: Iterable[str]) -> None:
+    known = list(known)
+    if value not in known:
+        raise ConfigError(f"{name} must be one of {', '.join(known)}, got {value!r}.")
+
+
+def _typed(name: str, value: Any, kind: str) -> Any:
+    """The value in the type of its field; TOML's integers pass as floats, nothing else is converted."""
+    if kind.startswith("tuple"):
+        inner = "str" if "str" in kind else "int"
+        if not isinstance(value, list | tuple):
+            raise ConfigError(f"{name} must be a list, got {value!r}.")
+        return tuple(_typed(name, item, inner) for item in value)
+    if kind == "float" and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    types = {"int": int, "float": float, "str": str, "bool": bool}
+    if not isinstance(value, types[kind]) or (kind == "int" and isinstance(value, bool)):
+        raise ConfigError(f"{name} must be of type {kind}, got {value!r}.")
+    return value

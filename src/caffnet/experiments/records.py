@@ -1,0 +1,86 @@
+"""Records: one JSON file per finished run, written once and never changed. No torch here.
+
+config      every setting, resolved
+versions    of Python and of the libraries
+machine     where it ran
+training    parameters, time per epoch, loss history (thinned)
+evaluation  the metrics on the test set
+curves      what the figures draw
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+FORMAT = "caffnet-record-1"
+
+
+class RecordError(ValueError):
+    """A record cannot be read, or would be written twice."""
+
+
+def record_path(out: Path, name: str) -> Path:
+    """Where the record of a run is."""
+    return out / "records" / f"{name}.json"
+
+
+def write_record(path: Path, record: dict[str, Any]) -> None:
+    """Add a record. One that exists is never replaced.
+
+    Raises:
+        RecordError: there is one already.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "w", encoding="utf-8") as file:
+            json.dump({"format": FORMAT, **record}, file, indent=1, ensure_ascii=False, allow_nan=False)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.link(temporary, path)  # fails if the record exists, unlike a rename
+    except FileExistsError:
+        raise RecordError(f"{path} exists: records are never replaced. Delete it to run again.") from None
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """One record.
+
+    Raises:
+        RecordError: it is not a record.
+    """
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RecordError(f"{path} cannot be read as a record: {error}.") from None
+    if not isinstance(record, dict) or record.get("format") != FORMAT:
+        raise RecordError(f"{path} is not a record of this program.")
+    return record
+
+
+def read_records(out: Path) -> list[dict[str, Any]]:
+    """All records below a folder, in the order of their names."""
+    return [read_record(path) for path in sorted(out.rglob("records/*.json"))]
+
+
+def thin(epochs: int) -> list[int]:
+    """Epochs worth keeping of a loss history: all at first, then fewer and fewer; always the last."""
+    kept = {*range(min(epochs, 100)), *range(100, min(epochs, 4000), 20), *range(4000, epochs, max(1, epochs // 400))}
+    return sorted(kept | ({epochs - 1} if epochs else set()))
+
+
+def rounded(value: Any, digits: int = 7) -> Any:
+    """Numbers with fewer digits, for curves; NaN and infinities, which JSON lacks, become None."""
+    if isinstance(value, float):
+        return float(f"{value:.{digits}g}") if math.isfinite(value) else None
+    if isinstance(value, list):
+        return [rounded(item, digits) for item in value]
+    if isinstance(value, dict):
+        return {key: rounded(item, digits) for key, item in value.items()}
+    return value

@@ -1,0 +1,13 @@
+"""From records to the paper's tables and figures. Reads JSON only: no torch, no models.
+
+published   the numbers of the paper
+groups      records of one method and one setting, over seeds
+tables      the three tables, beside the paper's, and the optimality gap per seed
+formats     a table as Markdown, LaTeX, CSV or HTML
+figures     the figures, as matplotlib draws them
+page        everything in one self-contained HTML file
+"""
+
+from caffnet.experiments.report.write import write_report
+
+__all__ = ["write_report"]

@@ -1,0 +1,312 @@
+"""The figures of the paper, drawn from records."""
+
+from __future__ import annotations
+
+import io
+import math
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Circle, Polygon, Rectangle
+
+from caffnet.experiments.report.groups import TITLES, Group
+from caffnet.experiments.report.tables import optima
+
+#: Colours that colour-blind readers can tell apart (Okabe and Ito).
+COLOURS = {
+    "ipopt": "#000000",
+    "nn": "#E69F00",
+    "hardnet": "#0072B2",
+    "caffnet-ff": "#D55E00",
+    "caffnet-ff-lite": "#CC79A7",
+    "caffnet-tf": "#009E73",
+    "post-hoc": "#56B4E9",
+}
+GREY, LIGHT = "#555555", "#ECECEC"
+STYLE: Any = {
+    "font.size": 9,
+    "axes.titlesize": 9.5,
+    "axes.labelsize": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.7,
+    "legend.fontsize": 8,
+    "legend.frameon": False,
+    "xtick.labelsize": 8,
+    "ytick.labelsize": 8,
+    "xtick.major.width": 0.7,
+    "ytick.major.width": 0.7,
+    "lines.linewidth": 1.4,
+    "pdf.fonttype": 42,
+}
+#: The seeds that the paper draws.
+FIGURE_SEED = {"pwc": 6, "cbf": 10}
+FIRST_EPOCHS = 4000
+DPI = 200
+
+Drawing = Callable[[list[Group]], Figure | None]
+
+
+def figures(groups: list[Group]) -> dict[str, tuple[str, Figure]]:
+    """Every figure that these groups (one per method, of one task and protocol) allow: name -> (caption, figure)."""
+    if not groups:
+        return {}
+    task = groups[0].task
+    wanted: list[tuple[str, str, Drawing]] = [
+        ("loss", f"Training loss, first {FIRST_EPOCHS} epochs: median over seeds, range shaded.", training_loss)
+    ]
+    if task == "pwc":
+        caption = "Learned functions and the feasible region (white). Thin lines: the other seeds."
+        wanted.insert(0, ("functions", caption, learned_functions))
+    if task == "opt":
+        caption = (
+            "Distance of the mean objective from IPOPT's, seed by seed. Open triangles: below IPOPT's objective, which "
+            "takes a violation of the constraints or a better local optimum."
+        )
+        wanted.append(("gap", caption, optimality_gap))
+    if task == "cbf":
+        wanted.insert(
+            0, ("trajectories", "Trajectories from the test state. Thin lines: the other seeds.", trajectories)
+        )
+        wanted.insert(1, ("inputs", "Inputs along the test trajectory, with their limits.", control_inputs))
+    drawn = {}
+    with matplotlib.rc_context(STYLE):
+        for name, caption, draw in wanted:
+            figure = draw(groups)
+            if figure is not None:
+                drawn[name] = (f"{caption}{_settings(groups)}", figure)
+    return drawn
+
+
+def save(figure: Figure, kind: str) -> bytes:
+    """A figure as PNG or PDF; the same records give the same bytes."""
+    out = io.BytesIO()
+    metadata = {"Software": None} if kind == "png" else {"CreationDate": None, "Producer": None, "Creator": None}
+    with matplotlib.rc_context(STYLE):
+        figure.savefig(out, format=kind, dpi=DPI, metadata=metadata)
+    return out.getvalue()
+
+
+# ---------------------------------------------------------------------------------------------------- pwc
+
+
+def learned_functions(groups: list[Group]) -> Figure | None:
+    """One panel per method: the learned function between the bounds."""
+    shown = [group for group in groups if "y" in group.records[0]["curves"]]
+    if not shown:
+        return None
+    columns = 2 if len(shown) > 1 else 1
+    lines = math.ceil(len(shown) / columns)
+    figure = Figure(figsize=(3.5 * columns, 2.5 * lines), layout="constrained")
+    axes = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False).ravel()
+    for ax, group in zip(axes, shown, strict=False):
+        main = _drawn_record(group)
+        curves = main["curves"]
+        x, low, high = curves["x"], curves["lower"], curves["upper"]
+        bottom, top = min(low) - 1.0, max(high) + 1.0
+        ax.fill_between(x, [bottom] * len(x), low, color=LIGHT, linewidth=0)
+        ax.fill_between(x, high, [top] * len(x), color=LIGHT, linewidth=0)
+        ax.plot(x, low, color=GREY, linewidth=0.6)
+        ax.plot(x, high, color=GREY, linewidth=0.6, label="tightest bounds")
+        ax.plot(x, curves["target"], color="black", linestyle=(0, (4, 2)), linewidth=1.0, label="target")
+        colour = COLOURS[group.method]
+        for record in group.records:
+            if record is not main:
+                ax.plot(x, record["curves"]["y"], color=colour, linewidth=0.5, alpha=0.35)
+        ax.plot(x, curves["y"], color=colour, label="learned")
+        worst = main["evaluation"]["inequality"]["max"]
+        told = f"violation up to {_short(worst)}" if worst else "no violation"
+        ax.set_title(f"{TITLES[group.method]}, seed {main['config']['seed']}: {told}")
+        ax.set_xlim(-2, 2)
+        ax.set_ylim(bottom, top)
+    for ax in axes[len(shown) :]:
+        ax.set_visible(False)
+    for ax in axes[-columns:]:
+        ax.set_xlabel("$x$")
+    for ax in axes[::columns]:
+        ax.set_ylabel("$y$")
+    _shared_legend(figure, axes[0], "learned", "outside upper center")
+    return figure
+
+
+# ---------------------------------------------------------------------------------------------------- training
+
+
+def training_loss(groups: list[Group]) -> Figure | None:
+    """Loss against epochs, logarithmic where it is positive."""
+    shown = [g for g in groups if g.records[0]["training"] and g.records[0]["training"]["history"]["epoch"]]
+    shown = [group for group in shown if group.method != "post-hoc"]
+    if not shown:
+        return None
+    figure = Figure(figsize=(6.0, 3.0), layout="constrained")
+    ax = figure.subplots()
+    lowest = math.inf
+    for group in shown:
+        histories = [record["training"]["history"] for record in group.records]
+        count = sum(epoch < FIRST_EPOCHS for epoch in histories[0]["epoch"])
+        epochs = histories[0]["epoch"][:count]
+        columns = list(zip(*(history["loss"][:count] for history in histories), strict=True))
+        colour = COLOURS[group.method]
+        if len(histories) > 1:
+            ax.fill_between(
+                epochs, [min(c) for c in columns], [max(c) for c in columns], color=colour, alpha=0.15, lw=0
+            )
+        ax.plot(
+            epochs, [statistics.median(c) for c in columns], color=colour, label=TITLES[group.method], linewidth=1.2
+        )
+        lowest = min(lowest, *(value for column in columns for value in column))
+    if lowest > 0:
+        ax.set_yscale("log")
+    else:
+        values = [v for g in shown for r in g.records for v in r["training"]["history"]["loss"]]
+        ax.set_yscale("symlog", linthresh=max(1.0, abs(statistics.median(values))))
+    ax.set_xlim(left=0)
+    ax.set_xlabel("Epoch")
+    ax.set_ylabel("Training loss (sum over samples)")
+    figure.legend(loc="outside right upper")
+    return figure
+
+
+# ---------------------------------------------------------------------------------------------------- opt
+
+
+def optimality_gap(groups: list[Group]) -> Figure | None:
+    """One dot per method and seed."""
+    best = optima(groups)
+    shown = [group for group in groups if group.method != "ipopt"]
+    if not best or not shown:
+        return None
+    seeds = sorted(best)
+    figure = Figure(figsize=(6.0, 2.8), layout="constrained")
+    ax = figure.subplots()
+    width = 0.7 / len(shown)
+    for i, group in enumerate(shown):
+        found = dict(zip(group.seeds, group.values("objective"), strict=True))
+        places = [seeds.index(seed) + (i - (len(shown) - 1) / 2) * width for seed in found if seed in best]
+        gaps = [value - best[seed] for seed, value in found.items() if seed in best]
+        above = [(p, g) for p, g in zip(places, gaps, strict=True) if g >= 0]
+        below = [(p, -g) for p, g in zip(places, gaps, strict=True) if g < 0]
+        style: dict[str, Any] = {"color": COLOURS[group.method], "s": 26, "zorder": 3}
+        ax.scatter([p for p, _ in above], [g for _, g in above], label=TITLES[group.method], **style)
+        if below:  # better than the optimum: only by violating constraints
+            edge = COLOURS[group.method]
+            x, y = [p for p, _ in below], [g for _, g in below]
+            ax.scatter(x, y, s=26, c="none", marker="v", edgecolors=edge, zorder=3)
+    ax.set_yscale("log")
+    for i in range(len(seeds) - 1):
+        ax.axvline(i + 0.5, color=LIGHT, linewidth=0.8)
+    ax.set_xticks(range(len(seeds)), [f"seed {seed}" for seed in seeds])
+    ax.set_xlim(-0.5, len(seeds) - 0.5)
+    ax.set_ylabel("|objective - IPOPT|")
+    figure.legend(loc="outside right upper", handletextpad=0.2)
+    return figure
+
+
+# ---------------------------------------------------------------------------------------------------- cbf
+
+
+def trajectories(groups: list[Group]) -> Figure | None:
+    """The plane with obstacles, start, goal and every method's path."""
+    shown = [group for group in groups if "states" in group.records[0]["curves"]]
+    if not shown:
+        return None
+    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+    ax = figure.subplots()
+    scene = shown[0].records[0]["curves"]
+    for i, corners in enumerate(scene["obstacles"]):
+        ax.add_patch(Polygon(corners, facecolor="#BDBDBD", edgecolor="#777777", linewidth=0.7, zorder=1))
+        middle = (sum(c[0] for c in corners) / len(corners), sum(c[1] for c in corners) / len(corners))
+        ax.annotate(f"$\\mathcal{{O}}_{i + 1}$", middle, ha="center", va="center", fontsize=9, zorder=2)
+    ax.add_patch(Circle((0, 0), scene["goal_radius"], facecolor="none", edgecolor="black", linewidth=0.9, zorder=4))
+    ax.annotate("goal", (0, 0), xytext=(4, 9), textcoords="offset points", fontsize=8)
+    for group in shown:
+        main = _drawn_record(group)
+        colour = COLOURS[group.method]
+        for record in group.records:
+            path = record["curves"]["states"]
+            style = {"linewidth": 1.6, "zorder": 3} if record is main else {"linewidth": 0.5, "alpha": 0.4, "zorder": 2}
+            label = f"{TITLES[group.method]}{_outcome(main)}" if record is main else None
+            ax.plot([s[0] for s in path], [s[1] for s in path], color=colour, label=label, **style)
+    start = scene["states"][0]
+    ax.plot(start[0], start[1], "o", color="black", markersize=4, zorder=5)
+    ax.annotate("start", (start[0], start[1]), xytext=(2, -12), textcoords="offset points", fontsize=8)
+    (left, bottom), (right, top) = scene["box"]
+    ax.add_patch(Rectangle((left, bottom), right - left, top - bottom, fill=False, edgecolor=GREY, lw=0.6, ls=":"))
+    ax.set_aspect("equal")
+    points = [s for g in shown for r in g.records for s in r["curves"]["states"]]
+    points += [c for corners in scene["obstacles"] for c in corners]
+    ax.set_xlim(max(left - 0.1, min(p[0] for p in points) - 0.4), min(right + 0.1, max(p[0] for p in points) + 0.6))
+    ax.set_ylim(max(bottom - 0.1, min(p[1] for p in points) - 0.4), min(top + 0.1, max(p[1] for p in points) + 0.4))
+    ax.set_xlabel("$p_x$ (m)")
+    ax.set_ylabel("$p_y$ (m)")
+    figure.legend(loc="outside lower center", ncols=2, handlelength=1.6)
+    return figure
+
+
+def control_inputs(groups: list[Group]) -> Figure | None:
+    """Speed and turn rate over time, one column per method, with the nominal controller and the limits."""
+    shown = [group for group in groups if "inputs" in group.records[0]["curves"]]
+    if not shown:
+        return None
+    figure = Figure(figsize=(2.3 * len(shown) + 0.4, 3.2), layout="constrained")
+    axes = figure.subplots(2, len(shown), sharex=True, sharey="row", squeeze=False)
+    for column, group in enumerate(shown):
+        record = _drawn_record(group)
+        curves = record["curves"]
+        time = [i * curves["dt"] for i in range(len(curves["inputs"]))]
+        for k, (name, limits) in enumerate(zip(("$v$ (m/s)", "$\\omega$ (rad/s)"), curves["limits"], strict=True)):
+            ax: Axes = axes[k][column]
+            for limit in limits:
+                ax.axhline(limit, color=GREY, linewidth=0.7, linestyle=":")
+            nominal, taken = [u[k] for u in curves["nominal"]], [u[k] for u in curves["inputs"]]
+            ax.plot(time, nominal, color=GREY, linewidth=0.9, linestyle=(0, (4, 2)), label="nominal (PID)")
+            if k == 0 and curves.get("allowed_speed"):
+                most = [limits[1] if v is None else min(v, limits[1]) for v in curves["allowed_speed"]]
+                ax.fill_between(time, most, [limits[1] * 1.1] * len(time), color=LIGHT, linewidth=0, label="not safe")
+                ax.set_ylim(limits[0] - 0.12, limits[1] * 1.1)
+            ax.plot(time, taken, color=COLOURS[group.method], label="applied")
+            if column == 0:
+                ax.set_ylabel(name)
+        axes[0][column].set_title(TITLES[group.method])
+        axes[1][column].set_xlabel("Time (s)")
+    _shared_legend(figure, axes[0][0], "applied", "outside lower center")
+    return figure
+
+
+# ---------------------------------------------------------------------------------------------------- shared
+
+
+def _drawn_record(group: Group) -> dict[str, Any]:
+    """The seed that the paper draws, else the first."""
+    wanted = FIGURE_SEED.get(group.task)
+    return next((r for r in group.records if r["config"]["seed"] == wanted), group.records[0])
+
+
+def _outcome(record: dict[str, Any]) -> str:
+    found = record["evaluation"]
+    hit = "collides" if found["collided"] else "safe"
+    return f" ({hit}, {'arrives' if found['arrived'] else 'does not arrive'})"
+
+
+def _shared_legend(figure: Figure, ax: Axes, coloured: str, place: Any) -> None:
+    """One legend for all panels; the line that has another colour in each is grey."""
+    handles, labels = ax.get_legend_handles_labels()
+    handles[labels.index(coloured)] = Line2D([], [], color="#888888")
+    figure.legend(handles, labels, loc=place, ncols=len(labels), handlelength=1.8)
+
+
+def _settings(groups: list[Group]) -> str:
+    """What differs from the protocol, for the caption."""
+    changed = {TITLES[group.method]: group.changes for group in groups if group.changes}
+    if len(set(changed.values())) == 1:
+        return f" Not the protocol's: {next(iter(changed.values()))}."
+    return "".join(f" {name}: {text}." for name, text in changed.items())
+
+
+def _short(value: float) -> str:
+    return f"{value:.1e}" if value < 1e-3 else f"{value:.2f}"

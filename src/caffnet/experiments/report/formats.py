@@ -1,0 +1,133 @@
+"""A table as Markdown, LaTeX, CSV or HTML."""
+
+from __future__ import annotations
+
+import csv
+import html
+import io
+
+from caffnet.experiments.report.tables import Cell, Table
+
+DASH = "–"
+
+
+def number(value: float | None) -> str:
+    """Four decimals where that says something, else a power of ten.
+
+    >>> number(-0.34941), number(8.9e-16), number(720600.0), number(0.0), number(26.28)
+    ('-0.3494', '8.9e-16', '7.206e+05', '0', '26.28')
+    """
+    if value is None:
+        return DASH
+    size = abs(value)
+    if size == 0:
+        return "0"
+    if size < 5e-5:
+        return f"{value:.1e}"
+    if size >= 1e5:
+        return f"{value:.3e}"
+    return f"{value:.4f}" if size < 10 else f"{value:.2f}"
+
+
+def cell_text(cell: Cell) -> str:
+    """``mean (spread)``."""
+    if cell.text is not None:
+        return cell.text
+    return number(cell.mean) + ("" if cell.spread is None else f" ({number(cell.spread)})")
+
+
+def as_markdown(table: Table) -> str:
+    """A pipe table under a heading."""
+    lines = [f"### {table.title}", "", table.note, ""]
+    lines += [_pipe([column.replace("|", "\\|") for column in table.columns])]
+    lines += [_pipe(["---"] + ["---:"] * (len(table.columns) - 1))]
+    for i, row in enumerate(table.rows):
+        texts = [cell_text(cell) for cell in row]
+        lines.append(_pipe([f"*{text}*" if i in table.quiet and text != DASH else text for text in texts]))
+    return "\n".join(lines) + "\n"
+
+
+def _pipe(cells: list[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def as_latex(table: Table) -> str:
+    """A booktabs table; the document needs ``booktabs`` and ``graphicx``."""
+    body = []
+    for i, row in enumerate(table.rows):
+        texts = [_tex(cell_text(cell)) for cell in row]
+        body.append("  " + " & ".join(rf"\textit{{{text}}}" if i in table.quiet else text for text in texts) + r" \\")
+    return "\n".join(
+        [
+            r"\begin{table*}",
+            rf"  \caption{{{_tex(table.title)}. {_tex(table.note)}}}",
+            r"  \centering\resizebox{\textwidth}{!}{%",
+            r"  \begin{tabular}{l" + "r" * (len(table.columns) - 1) + "}",
+            r"  \toprule",
+            "  " + " & ".join(_tex(column) for column in table.columns) + r" \\",
+            r"  \midrule",
+            *body,
+            r"  \bottomrule",
+            r"  \end{tabular}}",
+            r"\end{table*}",
+            "",
+        ]
+    )
+
+
+def _tex(text: str) -> str:
+    for symbol, written in (
+        ("\\", r"\textbackslash{}"),
+        ("_", r"\_"),
+        ("%", r"\%"),
+        ("&", r"\&"),
+        ("#", r"\#"),
+        (">", r"$>$"),
+        ("–", "--"),
+        ("“", "``"),
+        ("”", "''"),
+    ):
+        text = text.replace(symbol, written)
+    return text
+
+
+def as_csv(table: Table) -> str:
+    """All digits; a mean and its standard deviation in two columns."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    plain = [all(row[i].text is not None or row[i] == Cell() for row in table.rows) for i in range(len(table.columns))]
+    header: list[str] = []
+    for column, text in zip(table.columns, plain, strict=True):
+        header += [column] if text else [column, f"{column} std"]
+    writer.writerow(header)
+    for row in table.rows:
+        line: list[object] = []
+        for cell, text in zip(row, plain, strict=True):
+            line += [cell.text or ""] if text else [_digits(cell.mean), _digits(cell.spread)]
+        writer.writerow(line)
+    return out.getvalue()
+
+
+def _digits(value: float | None) -> str:
+    return "" if value is None else repr(value)
+
+
+def as_html(table: Table) -> str:
+    """A table element with its heading and note."""
+    head = "".join(f"<th>{html.escape(column)}</th>" for column in table.columns)
+    body = []
+    for i, row in enumerate(table.rows):
+        cells = "".join(f"<td>{_break_spread(cell)}</td>" for cell in row)
+        body.append(f'<tr class="paper">{cells}</tr>' if i in table.quiet else f"<tr>{cells}</tr>")
+    return (
+        f'<section><h3>{html.escape(table.title)}</h3><p class="note">{html.escape(table.note)}</p>'
+        f'<div class="scroll"><table><thead><tr>{head}</tr></thead>'
+        f"<tbody>{''.join(body)}</tbody></table></div></section>"
+    )
+
+
+def _break_spread(cell: Cell) -> str:
+    """The spread on a line of its own: columns stay narrow."""
+    if cell.text is not None or cell.spread is None:
+        return html.escape(cell_text(cell))
+    return f"{number(cell.mean)}<br><small>({number(cell.spread)})</small>"

@@ -1,0 +1,124 @@
+"""Records of one method in one setting, over its seeds."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Iterable
+from typing import Any
+
+from caffnet.experiments.config import METHODS, PROTOCOLS, TASKS, resolve
+
+TITLES = {
+    "ipopt": "IPOPT",
+    "nn": "NN",
+    "hardnet": "HardNet",
+    "caffnet-ff": "CAffNet-FF",
+    "caffnet-ff-lite": "CAffNet-FF (Lite)",
+    "caffnet-tf": "CAffNet-TF",
+    "post-hoc": "NN, projected afterwards",
+}
+ORDER = tuple(TITLES)
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """Runs that differ in their seed only.
+
+    Attributes:
+        task: the experiment.
+        protocol: where the settings came from.
+        method: the row of the table.
+        changes: settings that differ from the protocol's, as text; empty if none.
+        records: one per seed, in order.
+    """
+
+    task: str
+    protocol: str
+    method: str
+    changes: str
+    records: tuple[dict[str, Any], ...]
+
+    @property
+    def title(self) -> str:
+        """The name of the row."""
+        return TITLES.get(self.method, self.method) + (f" [{self.changes}]" if self.changes else "")
+
+    @property
+    def seeds(self) -> list[int]:
+        """The seeds that have finished."""
+        return [record["config"]["seed"] for record in self.records]
+
+    @property
+    def epochs(self) -> int:
+        """Epochs of each run."""
+        return self.records[0]["config"]["epochs"]
+
+    def values(self, column: str) -> list[float]:
+        """A metric of every seed; empty if the runs do not have it. Dots go into groups: ``inequality.max``."""
+        return [value for value in (_look_up(record, column) for record in self.records) if value is not None]
+
+
+def _look_up(record: dict[str, Any], column: str) -> float | None:
+    if column == "train_ms":
+        return (record["training"] or {}).get("ms_per_epoch")
+    found: Any = record["evaluation"]
+    for part in column.split("."):
+        found = found.get(part) if isinstance(found, dict) else None
+    return None if found is None else float(found)
+
+
+def group_records(records: Iterable[dict[str, Any]]) -> list[Group]:
+    """Sorted by task, protocol and the paper's order of rows; the largest group of a method first."""
+    found: dict[tuple[str, str, str, str], list[dict[str, Any]]] = {}
+    for record in records:
+        config = record["config"]
+        key = (config["task"], config["protocol"], config["method"], _changes(config))
+        found.setdefault(key, []).append(record)
+    groups = [
+        Group(*key, tuple(sorted(members, key=lambda record: record["config"]["seed"])))
+        for key, members in found.items()
+    ]
+    return sorted(
+        groups,
+        key=lambda g: (
+            TASKS.index(g.task),
+            PROTOCOLS.index(g.protocol),
+            ORDER.index(g.method),
+            -len(g.records),
+            -g.epochs,
+            g.changes,
+        ),
+    )
+
+
+def main_groups(groups: Iterable[Group], task: str, protocol: str) -> list[Group]:
+    """One group per method, for figures: the one with the most seeds."""
+    chosen: dict[str, Group] = {}
+    for group in groups:
+        if (group.task, group.protocol) == (task, protocol):
+            chosen.setdefault(group.method, group)
+    return list(chosen.values())
+
+
+def _changes(config: dict[str, Any]) -> str:
+    """What a user set differently from the protocol."""
+    if config["method"] == "ipopt":
+        return ""
+    usual = dataclasses.asdict(resolve(config["task"], config["method"], config["seed"], config["protocol"]))
+    ignored = {"device"}
+    different = {key: value for key, value in config.items() if key not in ignored and usual.get(key) != value}
+    return ", ".join(f"{key}={value}" for key, value in different.items())
+
+
+def mean_and_spread(values: list[float]) -> tuple[float | None, float | None]:
+    """The mean and the *sample* standard deviation; None where there are too few values."""
+    if not values:
+        return None, None
+    return math.fsum(values) / len(values), statistics.stdev(values) if len(values) > 1 else None
+
+
+def paper_rows(task: str) -> tuple[str, ...]:
+    """The rows of the paper's table."""
+    return METHODS[task]

@@ -1,0 +1,203 @@
+"""The paper's tables from groups of records. A table is plain data; `formats` writes it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from caffnet.experiments.report.groups import TITLES, Group, mean_and_spread
+from caffnet.experiments.report.published import PAPER
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """A number with its spread, or a text."""
+
+    mean: float | None = None
+    spread: float | None = None
+    text: str | None = None
+
+
+EMPTY = Cell()
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """Rows of cells under columns; the first cell of a row is its name.
+
+    Attributes:
+        name: for file names.
+        title: above it.
+        note: what the reader must know.
+        columns: one label per cell.
+        rows: the cells.
+        quiet: rows that are the paper's, set apart by the formats.
+    """
+
+    name: str
+    title: str
+    note: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    quiet: frozenset[int] = frozenset()
+
+
+VIOLATION = (
+    ("mean_of_max", "{} mean of max"),
+    ("max", "{} true max"),
+    ("mean", "{} mean"),
+    ("percent", "{} > 1e-6 (%)"),
+)
+
+
+def _violations(kind: str, label: str, without: str = "") -> list[tuple[str, str]]:
+    return [(f"{kind}.{key}", text.format(label)) for key, text in VIOLATION if key != without]
+
+
+COLUMNS: dict[str, list[tuple[str, str]]] = {
+    "pwc": [
+        ("mse", "MSE"),
+        *_violations("inequality", "viol.", without="percent"),
+        ("strict.exact_inequality.max", "true max, strict"),
+        ("train_ms", "T_train (ms)"),
+        ("test_ms", "T_test (ms)"),
+    ],
+    "opt": [
+        ("objective", "Objective"),
+        *_violations("inequality", "ineq."),
+        ("strict.exact_inequality.max", "ineq. true max, strict"),
+        *_violations("equality", "eq."),
+        ("train_ms", "T_train (ms)"),
+        ("test_ms", "T_test (ms)"),
+    ],
+    "cbf": [
+        ("cost", "Cost"),
+        *_violations("inequality", "viol."),
+        ("strict.exact_inequality.max", "true max, strict"),
+        ("final_distance", "Final distance (m)"),
+        ("train_ms", "T_train (ms)"),
+        ("test_ms", "T_test (ms)"),
+    ],
+}
+
+NAMES = {
+    "pwc": "Learning a function between piecewise bounds",
+    "opt": "Learning an optimisation solver",
+    "cbf": "Learning a safe control policy",
+}
+PROTOCOL_NOTES = {
+    "paper": "The paper's protocol.",
+    "fair": "Plain networks of equal parameter counts.",
+    "ours": "Plain networks of equal parameter counts; null-space head starting at zero, tangent-cone "
+    "gradient, the best weights by training loss.",
+}
+MEASURES = (
+    "Mean over seeds, sample standard deviation in brackets. “Mean of max” is what the paper calls “Max”: the mean "
+    "over samples of the largest row; “true max” is the largest of all, “strict” with strict=True and in exact "
+    "arithmetic. Times are warm and synchronised; T_train is per epoch, T_test for the whole test set."
+)
+
+
+def results_table(groups: list[Group], task: str, protocol: str) -> Table:
+    """One row per method and setting, each followed by the paper's row where there is one."""
+    columns = COLUMNS[task]
+    zeros = task in PAPER
+    rows: list[tuple[Cell, ...]] = []
+    quiet: set[int] = set()
+    told: set[str] = set()
+    for group in groups:
+        rows.append(_measured(group, columns))
+        if group.values("dropout_on.objective"):
+            # The paper's feed-forward rows were measured with dropout still on; see the note.
+            rows.append(_measured(group, columns, "dropout_on."))
+        if group.method in PAPER[task] and group.method not in told:
+            told.add(group.method)
+            quiet.add(len(rows))
+            rows.append(_published(task, group.method, columns))
+    labels = ("Method", "Seeds", *(label for _, label in columns), *(("Exactly 0",) if zeros else ()))
+    if task == "cbf":
+        labels = (*labels, "Arrived", "Collided")
+    note = f"{PROTOCOL_NOTES[protocol]} {MEASURES}"
+    title = f"{NAMES[task]} ({task}, protocol “{protocol}”)"
+    return Table(f"{task}-{protocol}", title, note, labels, tuple(rows), frozenset(quiet))
+
+
+def _measured(group: Group, columns: list[tuple[str, str]], variant: str = "") -> tuple[Cell, ...]:
+    title = group.title + (", dropout on" if variant else "")
+    seeds = Cell(text=" ".join(map(str, group.seeds)))
+    cells = [Cell(text=title), seeds]
+    for key, _ in columns:
+        kept = key in ("train_ms",) or not variant
+        cells.append(Cell(*mean_and_spread(group.values(key if kept else variant + key))))
+    kinds = [kind for kind in ("inequality", "equality") if group.values(f"{variant}{kind}.entries")]
+    zeros = sum(sum(group.values(f"{variant}{kind}.exact_zeros")) for kind in kinds)
+    entries = sum(sum(group.values(f"{variant}{kind}.entries")) for kind in kinds)
+    cells.append(Cell(text=f"{zeros:.0f}/{entries:.0f}"))
+    if group.task == "cbf":
+        for key in ("arrived", "collided"):
+            cells.append(Cell(text=f"{sum(group.values(key)):.0f}/{len(group.records)}"))
+    return tuple(cells)
+
+
+def _published(task: str, method: str, columns: list[tuple[str, str]]) -> tuple[Cell, ...]:
+    known = PAPER[task][method]
+    cells = [Cell(text=f"{TITLES[method]}, paper"), Cell(text="five")]
+    cells += [Cell(*known[key]) if key in known else EMPTY for key, _ in columns]
+    return (*cells, EMPTY, *((EMPTY, EMPTY) if task == "cbf" else ()))
+
+
+def gap_table(groups: list[Group], protocol: str) -> Table | None:
+    """opt, per seed: a seed changes the problem, so methods are compared within it."""
+    optimum = optima(groups)
+    if not optimum:
+        return None
+    seeds = sorted(optimum)
+    rows = [(Cell(text="IPOPT"), *(Cell(optimum[seed]) for seed in seeds), EMPTY)]
+    for group in groups:
+        if (group.task, group.protocol) != ("opt", protocol) or group.method == "ipopt":
+            continue
+        mine = dict(zip(group.seeds, group.values("objective"), strict=True))
+        gaps = [mine[seed] - optimum[seed] for seed in seeds if seed in mine]
+        if gaps:
+            values = (Cell(mine[seed]) if seed in mine else EMPTY for seed in seeds)
+            rows.append((Cell(text=group.title), *values, Cell(max(map(abs, gaps)))))
+    if len(rows) < 2:
+        return None
+    columns = ("Method", *(f"seed {seed}" for seed in seeds), "largest gap")
+    note = (
+        "Mean objective on the test set, seed by seed. A gap below zero is possible only for methods that violate "
+        "constraints, or where IPOPT stopped in a local optimum."
+    )
+    return Table(
+        f"opt-{protocol}-seeds", f"Objective per seed (opt, protocol “{protocol}”)", note, columns, tuple(rows)
+    )
+
+
+def optima(groups: list[Group]) -> dict[int, float]:
+    """IPOPT's mean objective of each seed, from whatever protocol it was run under."""
+    found: dict[int, float] = {}
+    for group in groups:
+        if group.method == "ipopt":
+            found |= dict(zip(group.seeds, group.values("objective"), strict=True))
+    return found
+
+
+def speed_table(groups: list[Group]) -> Table | None:
+    """What the times say: CAffNet against IPOPT at test, and against the plain network in training."""
+    rows = []
+    solver = mean_and_spread([ms for g in groups if g.method == "ipopt" for ms in g.values("test_ms")])[0]
+    for group in groups:
+        if not group.method.startswith("caffnet"):
+            continue
+        mine, test = (mean_and_spread(group.values(key))[0] for key in ("train_ms", "test_ms"))
+        plain = [g for g in groups if (g.task, g.protocol, g.method) == (group.task, group.protocol, "nn")]
+        theirs = mean_and_spread(plain[0].values("train_ms"))[0] if plain else None
+        faster = solver / test if solver and test and group.task == "opt" else None
+        slower = mine / theirs if mine and theirs else None
+        if faster or slower:
+            name = f"{group.task} {group.protocol}: {group.title}"
+            rows.append((Cell(text=name), Cell(slower), Cell(faster)))
+    if not rows:
+        return None
+    columns = ("Run", "T_train, times the NN's", "T_test, times faster than IPOPT")
+    note = "Ratios of means over seeds; IPOPT is casadi's, one parametric solver per problem, on the same machine."
+    return Table("speed", "Speed", note, columns, tuple(rows))

@@ -1,0 +1,89 @@
+"""Writes the whole report to a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from caffnet.experiments.config import PROTOCOLS, TASKS
+from caffnet.experiments.records import RecordError, read_records
+from caffnet.experiments.report.figures import figures, save
+from caffnet.experiments.report.formats import as_csv, as_latex, as_markdown
+from caffnet.experiments.report.groups import Group, group_records, main_groups
+from caffnet.experiments.report.page import build_page
+from caffnet.experiments.report.tables import NAMES, Table, gap_table, results_table, speed_table
+
+
+def write_report(folders: Sequence[Path], out: Path) -> list[Path]:
+    """Tables, figures and the page, from all records below `folders`.
+
+    Returns:
+        The files written: ``report.md``, ``report.tex``, ``report.html``, ``tables/*.csv``, ``figures/*.png|pdf``.
+
+    Raises:
+        RecordError: there are no records, or one cannot be read.
+    """
+    records = [record for folder in folders for record in read_records(folder)]
+    if not records:
+        raise RecordError(f"No records below {', '.join(map(str, folders))}: do a run first (caffnet run pwc --quick).")
+    groups = group_records(records)
+    written: list[Path] = []
+
+    def write(name: str, content: bytes | str) -> None:
+        path = out / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        written.append(path)
+
+    sections: dict[str, tuple[list[Table], list[tuple[str, bytes]]]] = {}
+    markdown = ["# Results", "", "Written by `caffnet report` from the records; rows in italics are the paper's.", ""]
+    latex: list[str] = []
+    for task in TASKS:
+        tables = _tables(groups, task)
+        if not tables:
+            continue
+        markdown += [f"## {NAMES[task]}", ""]
+        pictures: list[tuple[str, bytes]] = []
+        for table in tables:
+            markdown += [as_markdown(table)]
+            latex += [as_latex(table)]
+            write(f"tables/{table.name}.csv", as_csv(table))
+        for protocol in PROTOCOLS:
+            for name, (caption, figure) in figures(_drawn(groups, task, protocol)).items():
+                stem = f"figures/{task}-{protocol}-{name}"
+                png = save(figure, "png")
+                write(f"{stem}.png", png)
+                write(f"{stem}.pdf", save(figure, "pdf"))
+                caption = f"Protocol “{protocol}”. {caption}"
+                pictures.append((caption, png))
+                markdown += [f"![{caption}]({stem}.png)", "", f"*{caption}*", ""]
+        sections[task] = (tables, pictures)
+    last = [table for table in (speed_table(groups),) if table is not None]
+    for table in last:
+        markdown += [as_markdown(table)]
+        latex += [as_latex(table)]
+        write(f"tables/{table.name}.csv", as_csv(table))
+    write("report.md", "\n".join(markdown))
+    write("report.tex", "\n".join(latex))
+    write("report.html", build_page(sections, last, records))
+    return written
+
+
+def _tables(groups: list[Group], task: str) -> list[Table]:
+    tables = []
+    for protocol in PROTOCOLS:
+        mine = [group for group in groups if (group.task, group.protocol) == (task, protocol)]
+        if mine:
+            tables.append(results_table(mine, task, protocol))
+        gaps = gap_table(groups, protocol) if task == "opt" and mine else None
+        if gaps is not None:
+            tables.append(gaps)
+    return tables
+
+
+def _drawn(groups: list[Group], task: str, protocol: str) -> list[Group]:
+    """The groups of a figure; the optimality gap needs IPOPT from whichever protocol has it."""
+    chosen = main_groups(groups, task, protocol)
+    if task == "opt" and chosen and not any(group.method == "ipopt" for group in chosen):
+        chosen += [group for group in groups if group.method == "ipopt"][:1]
+    return chosen

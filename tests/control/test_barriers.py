@@ -1,0 +1,120 @@
+"""Barriers: written-out gradients equal automatic ones, smooth combinations bound the exact ones."""
+
+import math
+
+import pytest
+import torch
+
+from caffnet.control import (
+    Barrier,
+    FunctionBarrier,
+    InsideBox,
+    InsidePolytope,
+    Intersection,
+    OutsideCircles,
+    OutsidePolytopes,
+    Stack,
+    Union,
+    hull_rows,
+)
+from caffnet.errors import ConstraintError
+
+TRIANGLE = hull_rows([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+SQUARE = hull_rows([[2.0, 2.0], [3.0, 2.0], [3.0, 3.0], [2.0, 3.0]])
+
+BARRIERS = {
+    "box": InsideBox([-1.0, -2.0, -math.inf], [1.0, 2.0, 3.0]),
+    "polytope": InsidePolytope([[1.0, 2.0, 0.5], [0.0, -1.0, 1.0]], [1.0, 2.0]),
+    "circles": OutsideCircles([[0.0, 0.5], [1.0, -1.0]], [0.3, 0.6]),
+    "circles elsewhere": OutsideCircles([[0.0, 0.5], [1.0, -1.0]], [0.3, 0.6], position=(2, 0)),
+    "polytopes": OutsidePolytopes([TRIANGLE, SQUARE]),
+    "union": Union(InsideBox([-1.0] * 3, [1.0] * 3), OutsidePolytopes([TRIANGLE]), sharpness=5.0),
+    "intersection": Intersection(InsideBox([-1.0] * 3, [1.0] * 3), OutsideCircles([[0.0, 0.0]], [0.5])),
+    "stack": Stack(OutsidePolytopes([TRIANGLE, SQUARE]), InsideBox([-1.0] * 3, [1.0] * 3)),
+}
+
+
+def states(*batch: int) -> torch.Tensor:
+    return 2 * torch.randn(*batch, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("name", BARRIERS)
+def test_gradient_is_the_automatic_one(name):
+    barrier, x = BARRIERS[name], states(4, 7)
+    value, gradient = barrier.evaluate(x)
+    automatic = FunctionBarrier(barrier).evaluate(x)
+    assert torch.equal(value, barrier(x))
+    torch.testing.assert_close((value, gradient), automatic, rtol=1e-12, atol=1e-12)
+    assert gradient.shape == (*value.shape, 3)
+
+
+@pytest.mark.parametrize("name", BARRIERS)
+def test_value_and_gradient_are_differentiable(name):
+    x = states(3).requires_grad_()
+    assert torch.autograd.gradcheck(BARRIERS[name].evaluate, (x,))
+
+
+@pytest.mark.parametrize("name", BARRIERS)
+def test_number_type_follows_the_state(name):
+    value, gradient = BARRIERS[name].evaluate(states(5).float())
+    assert value.dtype == gradient.dtype == torch.float32
+
+
+def test_union_lies_below_the_maximum_by_at_most_the_buffer():
+    parts = InsideBox([-1.0] * 3, [1.0] * 3)
+    x = states(500)
+    gap = parts(x).amax(-1, keepdim=True) - Union(parts, sharpness=10.0)(x)
+    assert gap.min() >= -1e-12
+    assert gap.max() <= math.log(6) / 10 + 1e-12
+
+
+def test_intersection_lies_below_the_minimum():
+    parts = InsideBox([-1.0] * 3, [1.0] * 3)
+    x = states(500)
+    assert (Intersection(parts)(x) <= parts(x).amin(-1, keepdim=True) + 1e-12).all()
+
+
+def test_polytopes_are_the_union_of_their_sides():
+    x = states(100)
+    together = OutsidePolytopes([TRIANGLE, SQUARE], sharpness=7.0).evaluate(x)
+    for j, (A, b) in enumerate([TRIANGLE, SQUARE]):
+        outside = InsidePolytope(torch.nn.functional.pad(-A, (0, 1)), -b)
+        value, gradient = Union(outside, sharpness=7.0).evaluate(x)
+        torch.testing.assert_close(together[0][:, j : j + 1], value)
+        torch.testing.assert_close(together[1][:, j : j + 1], gradient)
+
+
+def test_names():
+    assert BARRIERS["box"].names == ("x0 <= 1", "x1 <= 2", "x2 <= 3", "x0 >= -1", "x1 >= -2")
+    assert BARRIERS["stack"].names is not None
+    assert BARRIERS["stack"].names[0] == "obstacle 0"
+
+
+def test_hull_has_unit_outward_rows():
+    A, b = hull_rows([[0, 0], [4, 0], [4, 3], [1, 1], [0, 3], [2, 3]])
+    assert A.shape == (4, 2)
+    torch.testing.assert_close(A.norm(dim=1), torch.ones(4, dtype=torch.float64))
+    assert (A @ torch.tensor([2.0, 1.5], dtype=torch.float64) < b).all()
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: InsideBox([0.0], [1.0, 2.0]), r"lower and upper must both have shape \(n_x,\), got \(1,\) and \(2,\)"),
+        (lambda: InsidePolytope([[1.0]], [1.0, 2.0]), r"A must have shape \(k, n_x\) and b \(k,\)"),
+        (lambda: OutsideCircles([[0.0]], [1.0]), r"centres must have shape \(k, 2\), got \(1, 1\)"),
+        (lambda: OutsideCircles([[0.0, 0.0]], [1.0, 2.0]), "one entry per centre"),
+        (lambda: OutsidePolytopes([([[1.0]], [1.0])]), r"pair of shapes \(m, 2\) and \(m,\)"),
+        (lambda: OutsidePolytopes([TRIANGLE], sharpness=0.0), "sharpness must be positive, got 0.0"),
+        (Stack, "at least one barrier"),
+        (lambda: hull_rows([[0, 0], [1, 1], [2, 2]]), "no inside"),
+    ],
+)
+def test_bad_shapes_are_refused(build, message):
+    with pytest.raises(ConstraintError, match=message):
+        build()
+
+
+def test_a_barrier_must_say_what_it_is():
+    with pytest.raises(NotImplementedError, match="Barrier must define __call__"):
+        Barrier()(states(1))

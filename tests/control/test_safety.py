@@ -1,0 +1,190 @@
+"""Systems, rows, filter, rollout and PID."""
+
+import math
+
+import pytest
+import torch
+
+from caffnet import AffineSet
+from caffnet.control import (
+    PID,
+    BarrierConstraint,
+    ControlAffine,
+    DoubleIntegrator,
+    FunctionBarrier,
+    HighOrder,
+    InsideBox,
+    OutsideCircles,
+    SafetyFilter,
+    Stack,
+    Unicycle,
+    UnicyclePID,
+    body_frame_error,
+    linear,
+    power,
+    rk4,
+    rollout,
+    saturating,
+    wrap_angle,
+)
+from caffnet.errors import ConstraintError
+
+LIMITS = AffineSet.box(torch.tensor([-0.1, -1.0], dtype=torch.float64), torch.tensor([1.0, 1.0], dtype=torch.float64))
+CIRCLES = OutsideCircles([[2.0, 0.1], [4.0, -0.5]], [0.5, 0.4])
+
+
+def states(*batch: int) -> torch.Tensor:
+    return torch.randn(*batch, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+def test_unicycle_shortcuts_equal_the_general_products():
+    robot = Unicycle()
+    general = ControlAffine(3, 2, None, robot.actuation)
+    x, u = states(6), states(6)[..., :2]
+    gradient = states(6, 4)
+    torch.testing.assert_close(robot.velocity(x, u), general.velocity(x, u))
+    torch.testing.assert_close(robot.along_input(gradient, x), general.along_input(gradient, x))
+    assert robot.along_drift(gradient, x) is None
+
+
+def test_rows_are_the_derivative_of_the_barrier_along_the_system():
+    """-L_g h u <= L_f h + α(h) says dh/dt >= -α(h): compare with dh/dt by automatic differentiation."""
+    mass = DoubleIntegrator(2)
+    speed = FunctionBarrier(lambda x: 4.0 - x[..., 2:].square().sum(-1, keepdim=True))
+    allowed = BarrierConstraint(mass, speed, linear(2.0))
+    x = torch.randn(5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    u = torch.randn(5, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    x.requires_grad_()
+    h = speed(x)
+    slope = (torch.autograd.grad(h.sum(), x)[0] * mass.velocity(x, u)).sum(-1, keepdim=True)
+    rows = allowed(x)
+    margin = rows.upper - (rows.A @ u.unsqueeze(-1)).squeeze(-1)
+    torch.testing.assert_close(margin, slope + 2.0 * h)
+
+
+def test_rows_are_differentiable_in_the_state():
+    allowed = BarrierConstraint(Unicycle(), CIRCLES, power(0.5, 3.0), LIMITS)
+    x = states(3).requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: (allowed(x).A, allowed(x).upper), (x,))
+
+
+def test_batch_axes_and_names():
+    allowed = BarrierConstraint(Unicycle(), CIRCLES, inputs=LIMITS)(states(4, 5))
+    assert allowed.A.shape == (4, 5, 4, 2)
+    assert allowed.names[:2] == ("circle 0", "circle 1")
+
+
+@pytest.mark.parametrize("alpha", [linear(2.0), power(2.0, 3.0), saturating(2.0, 0.5)])
+def test_class_k_grows_through_zero(alpha):
+    h = torch.linspace(-1, 1, 101, dtype=torch.float64)
+    assert alpha(torch.zeros(1)) == 0
+    assert (alpha(h).diff() > 0).all()
+
+
+def test_filter_keeps_a_reckless_driver_outside():
+    safe = BarrierConstraint(Unicycle(), CIRCLES, inputs=LIMITS)
+    start = torch.zeros(8, 3, dtype=torch.float64)
+    start[:, 1] = torch.linspace(-0.6, 0.6, 8, dtype=torch.float64)
+
+    def reckless(x):
+        return torch.tensor([1.0, 0.0], dtype=x.dtype).expand(*x.shape[:-1], 2)
+
+    crashed = rollout(Unicycle(), reckless, start, 60, 0.1).states
+    filtered = rollout(Unicycle(), SafetyFilter(reckless, safe), start, 60, 0.1)
+    assert CIRCLES(crashed).min() < -0.1
+    assert CIRCLES(filtered.states).min() >= 0
+    assert safe(filtered.states[:, :-1]).violation(filtered.inputs).max() <= 1e-12
+    proof = SafetyFilter(reckless, safe).project(start)
+    assert proof.violation.max() <= 1e-12
+
+
+def test_high_order_barrier_stops_a_mass_at_a_wall():
+    mass = DoubleIntegrator(1)
+    wall = InsideBox([-math.inf, -math.inf], [1.0, math.inf])
+    assert (mass.along_input(wall.evaluate(torch.zeros(1, 2))[1], torch.zeros(1, 2)) == 0).all()
+    safe = BarrierConstraint(mass, HighOrder(wall, mass, linear(2.0)), linear(2.0))
+    path = rollout(mass, SafetyFilter(lambda x: torch.ones_like(x[..., :1]), safe), torch.zeros(3, 2), 200, 0.05)
+    assert wall(path.states).min() >= 0
+    assert path.states[..., -1, 0].min() > 0.9
+
+
+def test_rk4_is_of_fourth_order():
+    robot, x, u = Unicycle(), torch.zeros(3, dtype=torch.float64), torch.tensor([1.0, 1.0], dtype=torch.float64)
+    exact = torch.tensor([math.sin(1.0), 1 - math.cos(1.0), 1.0], dtype=torch.float64)
+
+    def error(steps: int) -> float:
+        return float((rollout(robot, lambda _: u, x, steps, 1 / steps).states[-1] - exact).norm())
+
+    assert 14 < error(4) / error(8) < 18
+
+
+def test_rollout_is_differentiable_through_time():
+    robot = Unicycle()
+
+    def final(u: torch.Tensor) -> torch.Tensor:
+        return rollout(robot, lambda x: u, torch.zeros(2, 3, dtype=torch.float64), 5, 0.1).states[:, -1]
+
+    assert torch.autograd.gradcheck(final, (torch.rand(2, 2, dtype=torch.float64, requires_grad=True),))
+
+
+def test_pid_sums_first_and_kicks_at_the_start():
+    pid = PID([1.0], [2.0], [3.0], dt=0.5)
+    error = torch.tensor([2.0], requires_grad=True)
+    first = pid(error)
+    assert first.item() == 1 * 2 + 2 * (0.5 * 2) + 3 * (2 / 0.5)
+    assert torch.autograd.grad(first, error)[0].item() == 1 + 3 / 0.5  # not through the integral
+    assert pid(torch.tensor([1.0])).item() == 1 * 1 + 2 * (0.5 * 3) + 3 * ((1 - 2) / 0.5)
+    pid.reset()
+    assert pid(error).item() == first.item()
+
+
+def test_body_frame_error_turns_with_the_robot():
+    x = torch.tensor([[0.0, 0.0, math.pi / 2]], dtype=torch.float64)
+    ahead = body_frame_error(x, torch.tensor([0.0, 2.0, 0.0], dtype=torch.float64))
+    torch.testing.assert_close(ahead, torch.tensor([[2.0, 0.0, -math.pi / 2]], dtype=torch.float64))
+
+
+def test_unicycle_pid_arrives():
+    path = rollout(Unicycle(), UnicyclePID(), torch.tensor([[-2.0, 0.3, 0.0]], dtype=torch.float64), 100, 0.1)
+    assert path.states[0, :, :2].norm(dim=-1).min() < 0.1
+
+
+def test_wrap_angle_range():
+    angle = torch.linspace(-20, 20, 1001, dtype=torch.float64)
+    wrapped = wrap_angle(angle)
+    assert wrapped.min() >= -math.pi
+    assert wrapped.max() <= math.pi
+    torch.testing.assert_close(torch.sin(wrapped), torch.sin(angle))
+    inside = angle.abs() < math.pi
+    assert torch.equal(wrapped[inside], angle[inside])
+
+
+@pytest.mark.parametrize(
+    ("act", "message"),
+    [
+        (lambda: Unicycle().velocity(torch.zeros(2), torch.zeros(2)), r"x must have shape \(..., 3\), got \(2,\)"),
+        (lambda: BarrierConstraint(Unicycle(), CIRCLES)(torch.zeros(4)), r"x must have shape \(..., 3\), got \(4,\)"),
+        (
+            lambda: BarrierConstraint(Unicycle(), CIRCLES, inputs=AffineSet.box(0.0, 1.0, dim=3)),
+            r"inputs must be one set in R\^2",
+        ),
+        (lambda: HighOrder(CIRCLES, Unicycle()), "Unicycle has no drift"),
+        (lambda: linear(-1.0), "slope must be positive"),
+        (lambda: rollout(Unicycle(), UnicyclePID(), torch.zeros(3), 0, 0.1), "steps >= 1"),
+        (lambda: PID([1.0], [1.0, 2.0], [1.0], 0.1), "three gains, got 1, 2 and 1"),
+        (lambda: PID([1.0], [1.0], [1.0], 0.0), "dt must be positive"),
+    ],
+)
+def test_bad_input_is_refused(act, message):
+    with pytest.raises(ConstraintError, match=message):
+        act()
+
+
+def test_stacked_filter_resets_its_policy():
+    pid = UnicyclePID()
+    safe = BarrierConstraint(Unicycle(), Stack(CIRCLES, InsideBox([-5.0] * 3, [5.0] * 3)), inputs=LIMITS)
+    start = torch.tensor([-1.0, 0.2, 0.0], dtype=torch.float64)
+    first = rollout(Unicycle(), SafetyFilter(pid, safe), start, 5, 0.1)
+    again = rollout(Unicycle(), SafetyFilter(pid, safe), start, 5, 0.1)
+    assert torch.equal(first.states, again.states)
+    assert torch.equal(rk4(Unicycle(), start, first.inputs[0], 0.1), first.states[1])

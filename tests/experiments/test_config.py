@@ -1,0 +1,90 @@
+"""Settings: protocols, TOML, and what is refused."""
+
+import pytest
+
+from caffnet.experiments.config import METHODS, SEEDS, TASKS, Campaign, ConfigError, load_campaign, resolve
+
+
+def test_paper_protocol():
+    for task, epochs in (("pwc", 50_000), ("opt", 10_000), ("cbf", 2_000)):
+        config = resolve(task, "caffnet-ff", 1)
+        assert (config.epochs, config.learning_rate, config.penalty_weight) == (epochs, 1e-4, 100.0)
+        assert (config.null_start, config.gradient, config.dtype, config.keep) == ("random", "exact", "float64", "last")
+    assert resolve("opt", "nn", 1).batch_norm
+    assert resolve("opt", "nn", 1).dropout == 0.2
+    assert not resolve("opt", "caffnet-tf", 1).batch_norm
+    assert not resolve("pwc", "nn", 1).batch_norm
+
+
+def test_ours_is_fair_with_zero_start_and_tangent_gradient():
+    fair, ours = (resolve("opt", "caffnet-ff", 1, protocol) for protocol in ("fair", "ours"))
+    assert (fair.null_start, fair.gradient, fair.dropout) == ("random", "exact", 0.0)
+    assert (ours.null_start, ours.gradient, ours.dropout) == ("zero", "tangent", 0.0)
+    assert ours.epochs <= 2000
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_campaign_is_the_papers_table_by_default(task):
+    runs = load_campaign(task=task).runs
+    assert len(runs) == 5 * len(METHODS[task])
+    assert {config.seed for config in runs} == set(SEEDS[task])
+    assert len({config.name for config in runs}) == len(runs)
+
+
+def test_quick_is_one_seed():
+    assert {config.seed for config in load_campaign(task="cbf", quick=True).runs} == {2}
+
+
+def test_toml_and_options_on_top(tmp_path):
+    file = tmp_path / "a.toml"
+    file.write_text('task = "opt"\nprotocol = "ours"\nmethods = ["caffnet-ff"]\nseeds = [1, 2]\nepochs = 1500\n')
+    campaign = load_campaign(file, epochs=7, jobs=None)
+    assert [config.seed for config in campaign.runs] == [1, 2]
+    assert {config.epochs for config in campaign.runs} == {7}
+    assert campaign.jobs == 1
+
+
+def test_the_digest_knows_every_setting():
+    base = resolve("opt", "nn", 1)
+    assert base.digest == resolve("opt", "nn", 1).digest
+    assert base.digest != resolve("opt", "nn", 1, settings={"learning_rate": 2e-4}).digest
+
+
+def test_post_hoc_takes_the_soft_network():
+    for protocol in ("paper", "fair", "ours"):
+        assert resolve("cbf", "post-hoc", 2, protocol).trained == resolve("cbf", "nn", 2, protocol)
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        ('task = "opt"\nlearning_rte = 1', r"Unknown setting learning_rte in .*a.toml. Known: task, protocol"),
+        ('task = "opt"\na = 1\nb = 1', "Unknown settings a, b"),
+        ("epochs = 3", "needs a task: one of pwc, opt, cbf"),
+        ('task = "sat"', "task must be one of pwc, opt, cbf, got 'sat'"),
+        ('task = "opt"\nprotocol = "best"', "protocol must be one of paper, fair, ours, got 'best'"),
+        ('task = "pwc"\nmethods = ["ipopt"]', "method must be one of nn, hardnet, .*, got 'ipopt'"),
+        ('task = "opt"\nepochs = "many"', "epochs must be of type int, got 'many'"),
+        ('task = "opt"\nepochs = true', "epochs must be of type int, got True"),
+        ('task = "opt"\nepochs = -1', "epochs must be at least 0, got -1"),
+        ('task = "opt"\nseeds = 3', "seeds must be a list, got 3"),
+        ('task = "opt"\ndropout = 1.0', r"dropout must be in \[0, 1\), got 1.0"),
+        ('task = "opt"\ngradient = "wrong"', "gradient must be one of exact, tangent, got 'wrong'"),
+        ('task = "opt"\njobs = 0', "jobs must be at least 1, got 0"),
+        ("task = ", "is not valid TOML"),
+    ],
+)
+def test_mistakes_are_named(tmp_path, written, message):
+    file = tmp_path / "a.toml"
+    file.write_text(written)
+    with pytest.raises(ConfigError, match=message):
+        load_campaign(file)
+
+
+def test_missing_file_and_unknown_setting():
+    with pytest.raises(ConfigError, match=r"no config file nowhere\.toml"):
+        load_campaign("nowhere.toml")
+    with pytest.raises(ConfigError, match="Unknown setting 'lr'"):
+        resolve("opt", "nn", 1, settings={"lr": 1.0})
+    with pytest.raises(ConfigError, match="threads must be at least 1"):
+        Campaign("opt", threads=0)

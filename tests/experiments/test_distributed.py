@@ -1,0 +1,55 @@
+"""Two gloo processes give the loss of one process on the same global batch, for data and for rollouts."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import caffnet
+from caffnet.experiments import cbf
+from caffnet.experiments.config import ConfigError, load_campaign, resolve
+from caffnet.experiments.distributed import Group
+from caffnet.experiments.models import build_model
+from caffnet.experiments.opt import SolverProblem
+from caffnet.experiments.records import read_records
+from caffnet.experiments.run import run_campaign
+from caffnet.experiments.training import train
+
+HERE = Path(__file__).parent
+
+
+def test_two_processes_equal_one(tmp_path, monkeypatch):
+    environment = {**os.environ, "PYTHONPATH": str(Path(caffnet.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    subprocess.run([*torchrun, str(HERE / "worker_ddp.py"), str(tmp_path)], env=environment, check=True, timeout=120)
+    together = {record["config"]["task"]: record for record in read_records(tmp_path)}
+    assert set(together) == {"opt", "cbf", "pwc"}
+    monkeypatch.setattr(cbf, "TRAIN_STEPS", 3)
+    monkeypatch.setattr(cbf, "TEST_STEPS", 3)
+    for task, record in together.items():
+        config = record["config"]
+        campaign = load_campaign(
+            task=task, protocol="ours", methods=[config["method"]], seeds=[1], epochs=3, out=str(tmp_path / "alone")
+        )
+        (alone,) = run_campaign(campaign)
+        assert record["machine"]["processes"] == 2
+        for key in ("loss", "worst"):
+            mine, theirs = (r["training"]["history"][key] for r in (alone, record))
+            np.testing.assert_allclose(mine, theirs, rtol=1e-6, atol=1e-12, err_msg=f"{task} {key}")
+
+
+def test_parts_of_a_batch_make_the_whole():
+    x = SolverProblem(1).train
+    parts = [Group(rank, 3).share(x) for rank in range(3)]
+    assert sum(len(part) for part in parts) == len(x)
+    assert Group().share(x) is x
+
+
+def test_batch_norm_is_refused_across_processes(tmp_path):
+    config = resolve("opt", "nn", 1, settings={"epochs": 1})
+    problem = SolverProblem(1)
+    with pytest.raises(ConfigError, match="BatchNorm needs the whole batch in one process"):
+        train(config, problem, build_model(config, problem), tmp_path / "a", group=Group(0, 2))

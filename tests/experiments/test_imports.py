@@ -1,0 +1,76 @@
+"""Who may know whom: the core knows nothing of experiments, and optional packages stay optional."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import caffnet
+from caffnet.cli import app
+
+PACKAGE = Path(caffnet.__file__).parent
+OUTER = ("experiments", "control", "cli.py", "methods")
+
+
+def imported(path: Path) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom):
+            found.add(node.module or "")
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return found
+
+
+def test_the_core_imports_neither_experiments_nor_control():
+    for path in PACKAGE.rglob("*.py"):
+        if path.relative_to(PACKAGE).parts[0] not in OUTER:
+            assert not {name for name in imported(path) if name.startswith(("caffnet.experiments", "caffnet.control"))}
+
+
+def test_control_knows_nothing_of_experiments():
+    for path in (PACKAGE / "control").glob("*.py"):
+        assert not {name for name in imported(path) if name.startswith("caffnet.experiments")}
+
+
+@pytest.mark.parametrize("folder", ["control", "experiments"])
+def test_nothing_prints_or_sets_global_types(folder):
+    for path in (PACKAGE / folder).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call):
+                name = ast.unparse(node.func)
+                assert name != "print", path
+                assert "set_default" not in name, path
+
+
+def test_importing_the_library_loads_no_optional_package():
+    code = (
+        "import sys, caffnet, caffnet.control, caffnet.experiments.config; "
+        "print([m for m in ('matplotlib', 'typer', 'rich', 'gymnasium', 'casadi') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_command_line_runs_and_reports(tmp_path, monkeypatch):
+    monkeypatch.setattr("caffnet.experiments.report.figures.DPI", 30)
+    out = str(tmp_path / "results")
+    options = ["--method", "nn", "--seed", "1", "--epochs", "2", "--device", "cpu", "--out", out]
+    ran = CliRunner().invoke(app, ["run", "pwc", *options])
+    assert ran.exit_code == 0, ran.output
+    assert "pwc paper nn seed 1: MSE" in ran.output
+    told = CliRunner().invoke(app, ["report", out, "--out", str(tmp_path / "report")])
+    assert told.exit_code == 0, told.output
+    assert "report.html" in told.output
+
+
+def test_command_line_names_mistakes(tmp_path):
+    missing = CliRunner().invoke(app, ["report", str(tmp_path)])
+    assert missing.exit_code == 2
+    assert "No records below" in missing.stderr
+    nothing = CliRunner().invoke(app, ["run"])
+    assert nothing.exit_code == 2
+    assert "A campaign needs a task" in nothing.stderr

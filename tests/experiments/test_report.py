@@ -1,0 +1,213 @@
+"""The report: right numbers, all formats, from records alone."""
+
+import ast
+import csv
+import re
+import statistics
+from pathlib import Path
+
+import pytest
+
+import caffnet.experiments.report as report_package
+from caffnet.experiments import records as records_module
+from caffnet.experiments.config import resolve
+from caffnet.experiments.records import RecordError, write_record
+from caffnet.experiments.report import write_report
+from caffnet.experiments.report.figures import figures, save
+from caffnet.experiments.report.formats import as_csv, as_latex, as_markdown, cell_text, number
+from caffnet.experiments.report.groups import group_records, main_groups, mean_and_spread
+from caffnet.experiments.report.published import PAPER
+from caffnet.experiments.report.tables import Cell, gap_table, results_table, speed_table
+
+ZERO = {"mean_of_max": 0.0, "max": 1e-16, "mean": 0.0, "percent": 0.0, "exact_zeros": 7, "entries": 8}
+OBJECTIVES = {1: -0.13503, 2: -0.30995, 5: -0.08115, 7: -0.00125, 12: -1.21963}
+GRID = [-2 + 0.5 * i for i in range(9)]
+CURVES = {
+    "pwc": {"x": GRID, "y": [0.1] * 9, "target": [0.0] * 9, "lower": [-1.0] * 9, "upper": [1.0] * 9},
+    "opt": {},
+    "cbf": {
+        "dt": 0.1,
+        "states": [[-4.5 + 0.4 * i, 0.1 * i, 0.0] for i in range(11)],
+        "inputs": [[0.5, 0.1]] * 10,
+        "nominal": [[0.6, 0.0]] * 10,
+        "allowed_speed": [0.8] * 9 + [None],
+        "limits": [[-0.01, 1.0], [-0.5, 0.5]],
+        "obstacles": [[[-1.0, 0.0], [0.0, 0.0], [0.0, 1.0]]],
+        "box": [[-5.0, -4.0], [1.0, 2.0]],
+        "goal_radius": 0.1,
+    },
+}
+
+
+def make_record(task: str, method: str, seed: int, protocol: str = "paper", value: float = 0.5, **settings) -> dict:
+    config = resolve(task, method, seed, protocol, settings)
+    headline = {"pwc": "mse", "opt": "objective", "cbf": "cost"}[task]
+    evaluation = {headline: value, "inequality": ZERO, "test_ms": 20.0 if method != "ipopt" else 4000.0}
+    if task == "opt":
+        evaluation["equality"] = ZERO
+    if task == "cbf":
+        evaluation |= {"final_distance": 0.0, "arrived": True, "collided": method == "nn"}
+    if config.dropout and method != "ipopt":
+        evaluation["dropout_on"] = {headline: value + 1, "inequality": ZERO, "equality": ZERO}
+    history = {"epoch": [0, 1, 2], "loss": [3.0, 2.0, 1.0 - seed], "cost": [3.0, 2.0, 1.0], "worst": [0.0] * 3}
+    trained = {"ms_per_epoch": 10.0 if method == "nn" else 15.0, "history": history}
+    return {
+        "name": config.name,
+        "config": vars(config) | {},
+        "versions": {"torch": "2.9"},
+        "machine": {"processor": "A & B", "threads": 1, "gpu": None},
+        "training": None if method == "ipopt" else trained,
+        "evaluation": evaluation,
+        "curves": CURVES[task],
+    }
+
+
+@pytest.fixture
+def everything() -> list[dict]:
+    made = [make_record("opt", "ipopt", seed, value=value) for seed, value in OBJECTIVES.items()]
+    made += [make_record("opt", m, s, value=OBJECTIVES[s] + 0.001) for m in ("nn", "caffnet-ff") for s in OBJECTIVES]
+    made += [make_record("pwc", method, seed) for method in ("nn", "caffnet-ff", "caffnet-tf") for seed in (1, 6)]
+    made += [make_record("cbf", method, 2) for method in ("nn", "caffnet-ff", "post-hoc")]
+    return made
+
+
+def test_mean_and_sample_spread():
+    values = list(OBJECTIVES.values())
+    mean, spread = mean_and_spread(values)
+    assert mean == pytest.approx(-0.3494, abs=5e-5)
+    assert spread == pytest.approx(0.4995, abs=5e-5)
+    assert spread == statistics.stdev(values)
+    assert mean_and_spread([1.0]) == (1.0, None)
+    assert mean_and_spread([]) == (None, None)
+
+
+def test_the_papers_numbers_stand_beside_ours(everything):
+    groups = [g for g in group_records(everything) if (g.task, g.protocol) == ("opt", "paper")]
+    table = results_table(groups, "opt", "paper")
+    names = [cell_text(row[0]) for row in table.rows]
+    assert names == [
+        "IPOPT",
+        "IPOPT, paper",
+        "NN",
+        "NN, dropout on",
+        "NN, paper",
+        "CAffNet-FF",
+        "CAffNet-FF, dropout on",
+        "CAffNet-FF, paper",
+    ]
+    assert cell_text(table.rows[0][2]) == cell_text(table.rows[1][2]) == "-0.3494 (0.4995)"
+    assert table.quiet == {1, 4, 7}
+    assert all(len(row) == len(table.columns) for row in table.rows)
+    assert cell_text(table.rows[0][-1]) == "70/80"
+
+
+def test_other_settings_make_another_row():
+    groups = group_records([make_record("opt", "nn", 1), make_record("opt", "nn", 1, epochs=7)])
+    assert [group.title for group in groups] == ["NN", "NN [epochs=7]"]
+    assert len(main_groups(groups, "opt", "paper")) == 1
+
+
+def test_gap_is_per_seed(everything):
+    table = gap_table(group_records(everything), "paper")
+    assert table is not None
+    assert table.columns == ("Method", "seed 1", "seed 2", "seed 5", "seed 7", "seed 12", "largest gap")
+    assert table.rows[1][-1].mean == pytest.approx(0.001)
+    assert gap_table(group_records([make_record("opt", "nn", 1)]), "paper") is None
+
+
+def test_speed(everything):
+    table = speed_table(group_records(everything))
+    assert table is not None
+    row = next(row for row in table.rows if row[0].text == "opt paper: CAffNet-FF")
+    assert row[1].mean == pytest.approx(1.5)
+    assert row[2].mean == pytest.approx(200.0)
+    assert speed_table([]) is None
+
+
+def test_formats_agree(everything):
+    groups = [group for group in group_records(everything) if group.task == "pwc"]
+    table = results_table(groups, "pwc", "paper")
+    assert "| *NN, paper* | *five* | *0.0045 (0.0057)* |" in as_markdown(table)
+    assert r"\textit{NN, paper} & \textit{five} & \textit{0.0045 (0.0057)}" in as_latex(table)
+    rows = list(csv.DictReader(as_csv(table).splitlines()))
+    assert [row["Method"] for row in rows][:2] == ["NN", "NN, paper"]
+    assert (rows[1]["MSE"], rows[1]["MSE std"]) == ("0.0045", "0.0057")
+    assert float(rows[0]["viol. true max"]) == 1e-16
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(None, "–"), (0.0, "0"), (-0.34941, "-0.3494"), (1.2e-15, "1.2e-15"), (7.2e5, "7.200e+05")]
+)
+def test_numbers(value, text):
+    assert number(value) == text
+    assert cell_text(Cell(value)) == text
+
+
+def test_latex_escapes():
+    text = as_latex(results_table(group_records([make_record("opt", "nn", 1, batch_norm=False)]), "opt", "paper"))
+    assert r"batch\_norm=False" in text
+    assert r"$>$ 1e-6 (\%)" in text
+
+
+def test_the_whole_report(everything, tmp_path, monkeypatch):
+    monkeypatch.setattr("caffnet.experiments.report.figures.DPI", 30)
+    for record in everything:
+        write_record(tmp_path / "records" / f"{record['name']}.json", record)
+    written = write_report([tmp_path], tmp_path / "report")
+    names = {path.relative_to(tmp_path / "report").as_posix() for path in written}
+    assert {"report.md", "report.tex", "report.html", "tables/opt-paper-seeds.csv"} <= names
+    for figure in (
+        "pwc-paper-functions",
+        "pwc-paper-loss",
+        "opt-paper-gap",
+        "cbf-paper-trajectories",
+        "cbf-paper-inputs",
+    ):
+        assert f"figures/{figure}.png" in names
+        assert f"figures/{figure}.pdf" in names
+    page = (tmp_path / "report" / "report.html").read_text(encoding="utf-8")
+    assert not re.search(r'(src|href)="(?!data:image/png|#)', page)  # nothing from elsewhere
+    assert page.count("<img") == sum(name.endswith(".png") for name in names)
+    assert "A &amp; B, 1 thread(s) per run" in page
+    markdown = (tmp_path / "report" / "report.md").read_text(encoding="utf-8")
+    for link in re.findall(r"\]\((.+?)\)", markdown):
+        assert (tmp_path / "report" / link).exists()
+
+
+def test_figures_are_reproducible(everything):
+    groups = main_groups(group_records(everything), "cbf", "paper")
+    first, again = (save(figures(groups)["trajectories"][1], "png") for _ in range(2))
+    assert first == again
+    assert first.startswith(b"\x89PNG")
+    assert figures([]) == {}
+
+
+def test_no_records_is_an_error(tmp_path):
+    with pytest.raises(RecordError, match="No records below"):
+        write_report([tmp_path], tmp_path / "report")
+
+
+def test_published_tables_are_complete():
+    assert {task: len(rows) for task, rows in PAPER.items()} == {"pwc": 4, "opt": 6, "cbf": 3}
+    assert PAPER["cbf"]["caffnet-ff"]["cost"] == (7.2060e5, 6.9090e4)
+
+
+def test_the_report_knows_neither_torch_nor_models():
+    """Directly or through the modules of the package that it imports."""
+    folder = Path(report_package.__file__).parent
+    root = Path(records_module.__file__).parent.parent
+    waiting, seen = list(folder.glob("*.py")), set()
+    while waiting:
+        path = waiting.pop()
+        if path in seen:
+            continue
+        seen.add(path)
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            for name in names:
+                assert name.split(".")[0] != "torch", path
+                if name.startswith("caffnet."):
+                    module = root.joinpath(*name.split(".")[1:])
+                    waiting.append(module / "__init__.py" if module.is_dir() else module.with_suffix(".py"))
+    assert root / "experiments" / "config.py" in seen

@@ -1,0 +1,277 @@
+"""Runs: resumed bit for bit, recorded once, in parallel, and honest about broken files."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from typer.testing import CliRunner
+
+import caffnet
+from caffnet.cli import app
+from caffnet.experiments import cbf
+from caffnet.experiments.checkpoint import Checkpoint, CheckpointError, write_atomically
+from caffnet.experiments.config import ConfigError, load_campaign, resolve
+from caffnet.experiments.records import RecordError, read_record, read_records, rounded, thin, write_record
+from caffnet.experiments.run import build_problem, checkpoint_path, run_campaign, run_one
+from caffnet.experiments.training import train
+
+SOURCE = Path(caffnet.__file__).parents[1]
+TIMES = ("seconds", "ms_per_epoch", "starts")
+
+
+def essence(record: dict) -> dict:
+    """A record without times and dates."""
+    text = json.loads(json.dumps({key: record[key] for key in ("config", "training", "evaluation", "curves")}))
+    for key in TIMES:
+        text["training"].pop(key)
+    text["evaluation"].pop("test_ms")
+    return text
+
+
+class Interrupted(Exception):
+    """Raised in the middle of a run."""
+
+
+def interrupt_at(epoch: int):
+    def on_tick(tick):
+        if tick.epoch >= epoch:
+            raise Interrupted
+
+    return on_tick
+
+
+RUNS = {
+    "dropout and BatchNorm": resolve("opt", "nn", 1, settings={"epochs": 12}),
+    "best weights": resolve("pwc", "caffnet-ff", 1, "ours", {"epochs": 12, "keep": "best", "learning_rate": 1e-2}),
+    "small batches": resolve(
+        "pwc", "caffnet-tf", 3, settings={"epochs": 8, "batch": 20, "dtype": "float32", "schedule": "cosine"}
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_an_interrupted_run_ends_as_an_uninterrupted_one(name, tmp_path, monkeypatch):
+    monkeypatch.setattr("caffnet.experiments.training.TICK", 0.0)
+    config = RUNS[name]
+    whole = run_one(config, tmp_path / "whole")
+    for epoch in (3, 5):
+        with pytest.raises(Interrupted):
+            run_one(config, tmp_path / "parts", every=0.0, on_tick=interrupt_at(epoch))
+    resumed = run_one(config, tmp_path / "parts")
+    assert essence(resumed) == essence(whole)
+    assert resumed["training"]["starts"] == 3
+    saved = [Checkpoint.read(checkpoint_path(tmp_path / part, config), config.digest) for part in ("whole", "parts")]
+    for key, value in saved[0].tensors.items():
+        assert torch.equal(value, saved[1].tensors[key]), key
+
+
+def command(out: Path, *options: str) -> list[str]:
+    return [
+        sys.executable,
+        "-m",
+        "caffnet.cli",
+        "run",
+        "opt",
+        "--method",
+        "nn",
+        "--seed",
+        "1",
+        "--out",
+        str(out),
+        *options,
+    ]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
+
+
+def test_sigkill_then_continue_is_bit_identical(tmp_path):
+    config = resolve("opt", "nn", 1, settings={"epochs": 60})
+    arguments = command(tmp_path, "--epochs", "60", "--checkpoint-seconds", "0", "--device", "cpu")
+    process = subprocess.Popen(arguments, env=environment(), stdout=subprocess.DEVNULL)
+    path = checkpoint_path(tmp_path, config)
+    deadline = time.monotonic() + 60
+    reached = 0
+    while reached < 10 and time.monotonic() < deadline:
+        time.sleep(0.02)
+        if path.exists():
+            reached = Checkpoint.read(path, config.digest).progress["epoch"]
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert 10 <= reached < 60
+    assert not read_records(tmp_path)
+    done = subprocess.run(arguments, env=environment(), capture_output=True, text=True, check=True)
+    assert "opt paper nn seed 1: objective" in done.stdout
+    resumed = read_record(tmp_path / "records" / f"{config.name}.json")
+    assert resumed["training"]["starts"] == 2
+    assert essence(resumed) == essence(run_one(config, tmp_path / "whole"))
+
+
+def test_a_finished_run_is_not_run_again(tmp_path):
+    config = resolve("pwc", "nn", 1, settings={"epochs": 2})
+    first = run_one(config, tmp_path)
+    checkpoint_path(tmp_path, config).unlink()
+    assert run_one(config, tmp_path) == read_record(tmp_path / "records" / f"{config.name}.json")
+    assert not checkpoint_path(tmp_path, config).exists()
+    assert first["training"]["parameters"] == 81_001
+
+
+def test_the_record_says_everything(tmp_path):
+    config = resolve("pwc", "caffnet-ff", 1, "ours", {"epochs": 5})
+    record = run_one(config, tmp_path)
+    assert record["config"]["gradient"] == "tangent"
+    assert record["versions"]["torch"] == torch.__version__
+    assert record["machine"]["threads"] >= 1
+    assert record["training"]["history"]["epoch"] == [0, 1, 2, 3, 4]
+    assert record["training"]["ms_per_epoch"] > 0
+    assert len(record["curves"]["y"]) == 400
+    found = record["evaluation"]
+    assert found["test_ms"] > 0
+    assert found["strict"]["exact_inequality"]["max"] == 0.0
+    assert found["strict"]["exact_inequality"]["exact_zeros"] == found["inequality"]["entries"] == 1600
+
+
+def test_dropout_is_measured_both_ways(tmp_path):
+    found = run_one(resolve("opt", "nn", 1, settings={"epochs": 2}), tmp_path)["evaluation"]
+    assert found["dropout_on"]["objective"] != found["objective"]
+
+
+def test_driving_and_its_post_hoc_projection(tmp_path, monkeypatch):
+    monkeypatch.setattr(cbf, "TRAIN_STEPS", 3)
+    monkeypatch.setattr(cbf, "TEST_STEPS", 10)
+    campaign = load_campaign(
+        task="cbf", methods=["post-hoc", "nn", "caffnet-ff"], seeds=[2], epochs=2, out=str(tmp_path), device="cpu"
+    )
+    records = {record["config"]["method"]: record for record in run_campaign(campaign)}
+    assert len(list((tmp_path / "checkpoints").iterdir())) == 2  # post-hoc has none of its own
+    assert records["nn"]["training"]["history"] == records["post-hoc"]["training"]["history"]
+    for method in ("post-hoc", "caffnet-ff"):
+        found = records[method]["evaluation"]
+        assert found["inequality"]["max"] < 1e-12
+        assert found["strict"]["exact_inequality"]["max"] == 0.0
+        assert not found["collided"]
+    assert len(records["nn"]["curves"]["states"]) == 11
+
+
+def test_seeds_in_parallel_processes_even_if_one_fails(tmp_path):
+    campaign = load_campaign(task="pwc", methods=["nn"], seeds=[1, 3, 5], epochs=2, jobs=2, out=str(tmp_path))
+    broken = checkpoint_path(tmp_path, campaign.runs[0])
+    broken.parent.mkdir(parents=True)
+    broken.write_bytes(b"nonsense")
+    ticks = []
+    with pytest.raises(CheckpointError, match="damaged or truncated"):
+        run_campaign(campaign, lambda config, tick: ticks.append(tick))
+    assert ticks
+    parallel = read_records(tmp_path)
+    assert [record["config"]["seed"] for record in parallel] == [3, 5]
+    alone = [run_one(config, tmp_path / "alone") for config in campaign.runs[1:]]
+    assert [essence(record) for record in parallel] == [essence(record) for record in alone]
+
+
+# ---------------------------------------------------------------------------------------------------- broken files
+
+
+@pytest.fixture
+def saved(tmp_path) -> tuple[Path, str]:
+    path = tmp_path / "a.safetensors"
+    Checkpoint("abc", {"x": torch.arange(10.0)}, {"epoch": 3}).write(path)
+    return path, "abc"
+
+
+def test_checkpoint_round_trip(saved):
+    read = Checkpoint.read(*saved)
+    assert torch.equal(read.tensors["x"], torch.arange(10.0))
+    assert read.progress == {"epoch": 3}
+    assert [p.name for p in saved[0].parent.iterdir()] == ["a.safetensors"]
+
+
+@pytest.mark.parametrize("kept", [0, 5, 100, -1])
+def test_truncated_checkpoint(saved, kept):
+    path, digest = saved
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(CheckpointError, match=r"a\.safetensors is damaged or truncated .* Delete it"):
+        Checkpoint.read(path, digest)
+
+
+def test_damaged_checkpoint(saved):
+    path, digest = saved
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(bytes(content))
+    with pytest.raises(CheckpointError, match="its checksum is wrong"):
+        Checkpoint.read(path, digest)
+
+
+def test_foreign_checkpoint(saved, tmp_path):
+    with pytest.raises(CheckpointError, match=r"belongs to another run: .* abc, this run's xyz"):
+        Checkpoint.read(saved[0], "xyz")
+    save_file({"x": torch.zeros(1)}, tmp_path / "b.safetensors")
+    with pytest.raises(CheckpointError, match="not a checkpoint of this program"):
+        Checkpoint.read(tmp_path / "b.safetensors", "abc")
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "file"
+    write_atomically(path, b"old")
+    monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        write_atomically(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_records_are_written_once(tmp_path):
+    path = tmp_path / "records" / "a.json"
+    write_record(path, {"name": "a"})
+    with pytest.raises(RecordError, match="records are never replaced"):
+        write_record(path, {"name": "b"})
+    assert read_record(path)["name"] == "a"
+    assert [p.name for p in path.parent.iterdir()] == ["a.json"]
+
+
+def test_a_broken_record_is_named(tmp_path):
+    path = tmp_path / "records" / "a.json"
+    path.parent.mkdir()
+    path.write_text("{")
+    with pytest.raises(RecordError, match=r"a\.json cannot be read as a record"):
+        read_records(tmp_path)
+    path.write_text("{}")
+    with pytest.raises(RecordError, match="not a record of this program"):
+        read_records(tmp_path)
+
+
+def test_history_is_thinned():
+    assert thin(0) == []
+    assert thin(3) == [0, 1, 2]
+    kept = thin(50_000)
+    assert kept[-1] == 49_999
+    assert len(kept) < 800
+    assert kept[:100] == list(range(100))
+
+
+def test_curves_are_plain_json():
+    assert rounded({"a": [1 / 3, float("nan")], "b": 2}) == {"a": [0.3333333, None], "b": 2}
+
+
+def test_what_cannot_run_says_so(tmp_path):
+    with pytest.raises(ConfigError, match="torch sees no GPU") if not torch.cuda.is_available() else pytest.skip("GPU"):
+        build_problem(resolve("pwc", "nn", 1, settings={"device": "cuda"}))
+    done = CliRunner().invoke(app, command(tmp_path, "--dtype", "float16")[3:])
+    assert done.exit_code == 2
+    assert "dtype must be one of float32, float64, got 'float16'" in done.stderr
+
+
+def test_no_epochs_is_the_untrained_network(tmp_path):
+    config = resolve("pwc", "caffnet-ff", 1, settings={"epochs": 0})
+    record = run_one(config, tmp_path)
+    assert record["training"]["history"]["epoch"] == []
+    assert record["training"]["ms_per_epoch"] is None
+    assert callable(train)
