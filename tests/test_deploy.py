@@ -170,6 +170,14 @@ def test_number_types_follow_the_module_and_the_factorisation_is_renewed():
     torch.testing.assert_close(moved(f), exact, rtol=1e-15, atol=0)
 
 
+def test_a_number_type_that_was_asked_for_is_kept():
+    f = torch.full((1, 2), 3.0, dtype=torch.float64)
+    box = AffineSet.box(-1.0, 1.0, dim=2)
+    assert CAffine(box.to(torch.float64))(f).tolist() == [[1.0, 1.0]]
+    assert project(f, box.to("cpu")).value.dtype == torch.float64  # a move leaves an assumed type open
+    assert Transformer(2, 2).double().twin()(f).dtype == torch.float64
+
+
 def test_the_layer_ends_a_sequential():
     net = nn.Sequential(nn.Linear(3, 2), CAffine(AffineSet.box(0.0, 1.0, dim=2)))
     y = net(torch.randn(9, 3))

@@ -136,5 +136,6 @@ class Transformer(nn.Module):
             tokens=self.tokens,
             positions=positions,
         )
+        other.to(self.embed.weight)
         other.embed, other.position = self.embed, self.position
         return other

@@ -88,7 +88,7 @@ def report(
 @app.command()
 def demo(
     out: Annotated[Path, typer.Option(help="Where the figure goes.")] = Path("demo.png"),
-    epochs: Annotated[int, typer.Option(help="Training epochs of each network.")] = 3000,
+    epochs: Annotated[int, typer.Option(help="Training epochs of each network.")] = 2000,
     seed: Annotated[int, typer.Option(help="Of the data and the networks.")] = 6,
 ) -> None:
     """Train a CAffNet and a soft-constrained network on the paper's piecewise task; a table and a figure."""

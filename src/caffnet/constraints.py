@@ -224,7 +224,8 @@ class AffineSet:
     def to(self, *args: Any, **kwargs: Any) -> AffineSet:
         """The same set with another dtype or on another device; arguments as in ``torch.Tensor.to``."""
         A, lower, upper = (t.to(*args, **kwargs) for t in (self._A, self._lower, self._upper))
-        return self._build(A, lower, upper, self._names, self._sides, self._weak and A.dtype == self.dtype)
+        typed = "dtype" in kwargs or any(isinstance(arg, torch.dtype | Tensor) for arg in args)
+        return self._build(A, lower, upper, self._names, self._sides, self._weak and not typed)
 
     def __getitem__(self, index: Any) -> AffineSet:
         """The sets at these places of the batch; a tensor that the whole batch shares stays shared."""

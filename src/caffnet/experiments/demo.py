@@ -38,7 +38,8 @@ class Result:
 
 def compare(seed: int, epochs: int, advance: Callable[[str, float, float], None]) -> list[Result]:
     """Train both networks; `advance(name, share done, loss)` is called now and then."""
-    problem = PiecewiseProblem(seed).to(torch.device("cpu"), torch.float32)
+    problem = PiecewiseProblem(seed)
+    problem.to(torch.device("cpu"), torch.float32)
     results = []
     for number, (name, build) in enumerate({"soft penalty": _soft, "CAffNet": _constrained}.items()):
         torch.manual_seed(seed)

@@ -107,7 +107,7 @@ class CAffNetLite(CAffNetFF):
 def twin(backbone: nn.Module) -> nn.Module:
     """A second network of the backbone's shape with its own random weights."""
     if isinstance(backbone, Transformer):
-        return backbone.twin().to(backbone.embed.weight)
+        return backbone.twin()
     other = copy.deepcopy(backbone)
     for module in other.modules():
         reset = getattr(module, "reset_parameters", None)
