@@ -113,7 +113,7 @@ def least_violation(rows: Rows, g: Tensor) -> tuple[Tensor, Choice]:
         wider = _relaxed(rows, relax * unit)
         outcome = dual.project(wider, g)
     option = from_active(wider, outcome.active, outcome.found)
-    point = polish(wider, option, g)
+    point, _ = polish(wider, option, g)
     known = outcome.found & relax.squeeze(-1).isfinite()
     return torch.where(known.unsqueeze(-1), point, math.nan), option
 

@@ -63,7 +63,7 @@ def trace(problem: Problem, options: Options, plan: enumeration.Enumeration) -> 
     g = f if problem.w is None else f + problem.w
     inside = rows.accepts(f, f)
     choice = enumeration.choose_at_once(rows, plan, f, g, options.norm, len(plan.table))
-    y = polish(rows, choice, g)
+    y, _ = polish(rows, choice, g)
     good = choice.found & rows.accepts(y, g)
     status = torch.where(inside, Status.INSIDE, torch.where(good, Status.PROJECTED, Status.INFEASIBLE))
     value = torch.where(inside.unsqueeze(-1), f, torch.where(good.unsqueeze(-1), y, math.nan))
@@ -93,11 +93,10 @@ def _project(
 def _nearest(rows: Rows, plan: enumeration.Enumeration | None, f: Tensor, g: Tensor, norm: float) -> _Answer:
     """The nearest feasible candidate of every sample, verified."""
     choice = active.choose(rows, f, g, norm) if plan is None else enumeration.choose(rows, plan, f, g, norm)
-    y = polish(rows, choice, g)
+    y, accepted = polish(rows, choice, g)
     conflict = rows.lower.new_zeros(rows.lower.shape)
-    good = choice.found & rows.accepts(y, y)
-    doubtful = (~good).nonzero().squeeze(-1)
-    missing = torch.zeros_like(good)
+    doubtful = (~(choice.found & accepted)).nonzero().squeeze(-1)
+    missing = torch.zeros_like(accepted)
     if doubtful.numel():
         y, choice, missing, conflict = _rescue(rows, g, y, choice, doubtful, conflict)
     return _Answer(y, torch.where(missing, Status.INFEASIBLE, _quality(rows, choice, y)), choice, conflict)
@@ -136,8 +135,8 @@ def _project_again(rows: Rows, start: Tensor, goal: Tensor) -> tuple[Choice, Ten
     """The projection of `start` by the dual method: γ, the point, and whether it passes, alone and seen from `goal`."""
     option, blame = active.by_dual(rows, start)
     option = active.never_empty(rows.to(torch.float64), option, start.double())
-    point = polish(rows, option, start)
-    exact = option.found & rows.accepts(point, point)
+    point, accepted = polish(rows, option, start)
+    exact = option.found & accepted
     usable = option.found & rows.accepts(point, goal)
     return option, point, exact, usable, blame
 

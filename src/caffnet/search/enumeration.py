@@ -14,6 +14,7 @@ The list of sub-constraints depends on the shape of the problem alone; the numbe
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 
@@ -61,7 +62,8 @@ class Table:
 # ------------------------------------------------------------------------------------------------- which subsets
 
 
-def count_subsets(sides: Sequence[str], sizes: Sequence[int]) -> int:
+@functools.lru_cache(maxsize=256)
+def count_subsets(sides: tuple[str, ...], sizes: tuple[int, ...]) -> int:
     """How many sub-constraints of the given sizes there are: never both sides of one row."""
     choices = [{UPPER: 1, LOWER: 1, BOTH: 2}[side] for side in sides if side not in (EQUAL, FREE)]
     # The coefficient of t^k in the product of (1 + choices_i t) counts the subsets of size k.
@@ -73,7 +75,7 @@ def count_subsets(sides: Sequence[str], sizes: Sequence[int]) -> int:
     return sum(coefficients[k] for k in set(sizes) if k <= top)
 
 
-def subset_sizes(sides: Sequence[str], top: int, lite: bool) -> list[int]:
+def subset_sizes(sides: tuple[str, ...], top: int, lite: bool) -> tuple[int, ...]:
     """The sizes of sub-constraints to list, when `top` more rows can be independent of the equalities.
 
     Size 0 is the flat of the equalities alone; without equalities it is no constraint at all and not a candidate.
@@ -81,12 +83,18 @@ def subset_sizes(sides: Sequence[str], top: int, lite: bool) -> list[int]:
     rows = sum(side not in (EQUAL, FREE) for side in sides)
     top = min(top, rows)
     smallest = 0 if EQUAL in sides else 1
-    return sorted({0, 1, top} - set(range(smallest))) if lite else list(range(smallest, top + 1))
+    return tuple(sorted({0, 1, top} - set(range(smallest))) if lite else range(smallest, top + 1))
 
 
-def list_subsets(sides: Sequence[str], sizes: Sequence[int], budget: int, device: torch.device) -> Table:
+def list_subsets(sides: tuple[str, ...], sizes: tuple[int, ...], budget: int, device: torch.device) -> Table:
     """The table of all sub-constraints of these sizes, smallest first, each size in lexicographic order."""
-    sizes = [k for k in sizes if k >= 0]
+    rows, signs = _list_subsets(sides, sizes, budget)
+    return Table(torch.from_numpy(rows).to(device), torch.from_numpy(signs).to(device), sides.count(EQUAL))
+
+
+# The list depends on the shape of the problem alone: a constraint that changes with the input has one for all calls.
+@functools.lru_cache(maxsize=64)
+def _list_subsets(sides: tuple[str, ...], sizes: tuple[int, ...], budget: int) -> tuple[np.ndarray, np.ndarray]:
     count = count_subsets(sides, sizes)
     equalities = [i for i, side in enumerate(sides) if side == EQUAL]
     slots = len(equalities) + max(sizes, default=0)
@@ -124,7 +132,7 @@ def list_subsets(sides: Sequence[str], sizes: Sequence[int], budget: int, device
         chosen = slice(len(equalities), len(equalities) + k)
         rows[part, chosen], signs[part, chosen] = row_of[levels[k]], sign_of[levels[k]]
         place = part.stop
-    return Table(torch.from_numpy(rows).to(device), torch.from_numpy(signs).to(device), len(equalities))
+    return rows, signs
 
 
 # ------------------------------------------------------------------------------------------------- prepared lists
@@ -172,7 +180,7 @@ def equality_rank(rows: Rows, sides: Sequence[str]) -> Tensor:
     return numerical_rank(rows.A[..., chosen, :], rows.dtype)
 
 
-def independent_rows(rows: Rows, sides: Sequence[str], tracing: bool) -> int:
+def independent_rows(rows: Rows, sides: tuple[str, ...], tracing: bool) -> int:
     """The most rows that can be independent of the equalities (and of each other), over the batch."""
     if tracing or EQUAL not in sides:
         return rows.n
@@ -180,7 +188,7 @@ def independent_rows(rows: Rows, sides: Sequence[str], tracing: bool) -> int:
     return rows.n - (int(ranks.min()) if ranks.numel() else 0)
 
 
-def prepare(rows: Rows, sides: Sequence[str], lite: bool, budget: int, tracing: bool = False) -> Enumeration:
+def prepare(rows: Rows, sides: tuple[str, ...], lite: bool, budget: int, tracing: bool = False) -> Enumeration:
     """List the sub-constraints and, when they fit, factorise them once for all."""
     minimal = None
     top = independent_rows(rows, sides, tracing)
@@ -189,7 +197,7 @@ def prepare(rows: Rows, sides: Sequence[str], lite: bool, budget: int, tracing: 
         whole = numerical_rank(torch.where(free.unsqueeze(-1), 0.0, rows.A), rows.dtype)
         minimal = whole - equality_rank(rows, sides)
     if lite and not tracing and minimal is not None and minimal.numel():
-        sizes = sorted({k for r in minimal.unique().tolist() for k in subset_sizes(sides, r, True)})
+        sizes = tuple(sorted({k for r in minimal.unique().tolist() for k in subset_sizes(sides, r, True)}))
     else:
         sizes = subset_sizes(sides, top, False)
     table = list_subsets(sides, sizes, budget, rows.A.device)

@@ -12,21 +12,33 @@ from caffnet.rows import Rows, largest, product
 from caffnet.search.contract import Choice
 
 
-def polish(rows: Rows, choice: Choice, g: Tensor) -> Tensor:
-    """The closed form on γ; where it keeps the other rows, clamped so that plain bounds hold exactly.
+def polish(rows: Rows, choice: Choice, g: Tensor) -> tuple[Tensor, Tensor]:
+    """The closed form on γ, and whether it satisfies every row: the point ``(B, n)`` and ``(B,)``.
 
-    A vertex at the origin comes out as rounding noise of size ``eps |g|``, which no relative tolerance accepts (and
-    no further refinement ends): it is set to zero.
+    Where that keeps the other rows, it is clamped so that plain bounds hold exactly. A vertex at the origin comes out
+    as rounding noise of size ``eps |g|``, which no relative tolerance accepts (and no further refinement ends): it is
+    set to zero.
     """
     y = flat_point(rows, choice, g)
+    accepted = rows.accepts(y, y)
     low, high = box_limits(rows)
     clamped = torch.where(low <= high, torch.minimum(torch.maximum(y, low), high), y)
-    keeps = rows.accepts(clamped, clamped) | ~rows.accepts(y, y)
-    y = torch.where(keeps.unsqueeze(-1), clamped, y)
-    zero = torch.zeros_like(y)
-    noise = (largest(y) <= tolerance.feasibility(rows.dtype, rows.n) * largest(g)).squeeze(-1)
-    snap = noise & ~rows.accepts(y, y) & rows.accepts(zero, zero)
-    return torch.where(snap.unsqueeze(-1), zero, y)
+    if _possible(clamped != y):
+        keeps = rows.accepts(clamped, clamped)
+        y = torch.where((keeps | ~accepted).unsqueeze(-1), clamped, y)
+        accepted = accepted | keeps
+    noise = (largest(y) <= tolerance.feasibility(rows.dtype, rows.n) * largest(g)).squeeze(-1) & ~accepted
+    if _possible(noise):
+        zero = torch.zeros_like(y)
+        snap = noise & rows.accepts(zero, zero)
+        y = torch.where(snap.unsqueeze(-1), zero, y)
+        accepted = accepted | snap
+    return y, accepted
+
+
+def _possible(mask: Tensor) -> bool:
+    """Whether a case occurs in the batch; while a graph is traced, every case may."""
+    return torch.compiler.is_compiling() or bool(mask.any())
 
 
 def flat_point(rows: Rows, choice: Choice, g: Tensor) -> Tensor:
@@ -63,7 +75,9 @@ def box_limits(rows: Rows) -> tuple[Tensor, Tensor]:
     if rows.m == 0 or n == 0:
         return low, high
     top, column = size.max(-1)
-    plain = ((size != 0).sum(-1) == 1) & (top == 1)
+    plain = (top == 1) & (size.sum(-1) == 1)
+    if not _possible(plain):
+        return low, high
     sign = rows.A.gather(-1, column.unsqueeze(-1)).squeeze(-1)
     lower = torch.where(sign > 0, rows.lower, -rows.upper)
     upper = torch.where(sign > 0, rows.upper, -rows.lower)
