@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -62,7 +63,8 @@ def run(
             checkpoint_seconds=checkpoint_seconds,
             quick=quick or None,
         )
-        with progress_bars(campaign.runs, Console()) as (on_tick, on_done):
+        console = Console(quiet=os.environ.get("RANK", "0") != "0")  # of several processes, one speaks
+        with progress_bars(campaign.runs, console) as (on_tick, on_done):
             run_campaign(campaign, on_tick, on_done)
     except (ConfigError, CheckpointError, RecordError) as error:
         _fail(error)

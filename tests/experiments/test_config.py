@@ -1,5 +1,7 @@
 """Settings: protocols, TOML, and what is refused."""
 
+from pathlib import Path
+
 import pytest
 
 from caffnet.experiments.config import METHODS, SEEDS, TASKS, Campaign, ConfigError, load_campaign, resolve
@@ -88,3 +90,8 @@ def test_missing_file_and_unknown_setting():
         resolve("opt", "nn", 1, settings={"lr": 1.0})
     with pytest.raises(ConfigError, match="threads must be at least 1"):
         Campaign("opt", threads=0)
+
+
+@pytest.mark.parametrize("file", sorted((Path(__file__).parents[2] / "configs").glob("*.toml")), ids=lambda p: p.name)
+def test_shipped_configs_are_valid(file):
+    assert load_campaign(file).runs

@@ -59,6 +59,7 @@ def make_record(task: str, method: str, seed: int, protocol: str = "paper", valu
         "training": None if method == "ipopt" else trained,
         "evaluation": evaluation,
         "curves": CURVES[task],
+        "finished": "2026-01-01T00:00:00+00:00",
     }
 
 
@@ -105,6 +106,12 @@ def test_other_settings_make_another_row():
     groups = group_records([make_record("opt", "nn", 1), make_record("opt", "nn", 1, epochs=7)])
     assert [group.title for group in groups] == ["NN", "NN [epochs=7]"]
     assert len(main_groups(groups, "opt", "paper")) == 1
+
+
+def test_of_two_equal_runs_the_later_counts():
+    late = make_record("opt", "ipopt", 1, value=2.0) | {"finished": "2026-02-01T00:00:00+00:00"}
+    (group,) = group_records([late, make_record("opt", "ipopt", 1, value=1.0, epochs=3)])
+    assert group.values("objective") == [2.0]
 
 
 def test_gap_is_per_seed(everything):

@@ -163,8 +163,9 @@ def training_loss(groups: list[Group]) -> Figure | None:
     if lowest > 0:
         ax.set_yscale("log")
     else:
-        values = [v for g in shown for r in g.records for v in r["training"]["history"]["loss"]]
-        ax.set_yscale("symlog", linthresh=max(1.0, abs(statistics.median(values))))
+        decade = math.ceil(math.log10(max(1.0, -lowest)))  # linear as far down as it goes
+        ax.set_yscale("symlog", linthresh=10**decade)
+        ax.set_yticks([-(10**decade), 0, *(10**d for d in range(decade, decade + 9) if 10**d <= ax.get_ylim()[1])])
     ax.set_xlim(left=0)
     ax.set_xlabel("Epoch")
     ax.set_ylabel("Training loss (sum over samples)")
@@ -215,7 +216,7 @@ def trajectories(groups: list[Group]) -> Figure | None:
     shown = [group for group in groups if "states" in group.records[0]["curves"]]
     if not shown:
         return None
-    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+    figure = Figure(figsize=(5.6, 4.2), layout="constrained")
     ax = figure.subplots()
     scene = shown[0].records[0]["curves"]
     for i, corners in enumerate(scene["obstacles"]):

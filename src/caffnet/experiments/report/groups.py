@@ -71,15 +71,12 @@ def _look_up(record: dict[str, Any], column: str) -> float | None:
 
 def group_records(records: Iterable[dict[str, Any]]) -> list[Group]:
     """Sorted by task, protocol and the paper's order of rows; the largest group of a method first."""
-    found: dict[tuple[str, str, str, str], list[dict[str, Any]]] = {}
-    for record in records:
+    found: dict[tuple[str, str, str, str], dict[int, dict[str, Any]]] = {}
+    for record in sorted(records, key=lambda record: record["finished"]):
         config = record["config"]
         key = (config["task"], config["protocol"], config["method"], _changes(config))
-        found.setdefault(key, []).append(record)
-    groups = [
-        Group(*key, tuple(sorted(members, key=lambda record: record["config"]["seed"])))
-        for key, members in found.items()
-    ]
+        found.setdefault(key, {})[config["seed"]] = record  # of two runs of the same, the later
+    groups = [Group(*key, tuple(members[seed] for seed in sorted(members))) for key, members in found.items()]
     return sorted(
         groups,
         key=lambda g: (
