@@ -115,3 +115,20 @@ def test_a_prepared_set_gives_the_same_answers_and_can_be_indexed():
     assert torch.equal(project(4 * f, ready, w).value, whole)
     some = torch.tensor([7, 2, 3])
     assert torch.equal(project(4 * f[some], ready[some], w[some]).value, whole[some])
+
+
+def test_a_prepared_set_takes_other_bounds():
+    from caffnet import AffineSet, ConstraintError
+
+    random = torch.Generator().manual_seed(2)
+    A, C, f = (torch.randn(*shape, generator=random, dtype=torch.float64) for shape in ((4, 3), (1, 3), (9, 3)))
+    b, d = torch.rand(9, 4, generator=random, dtype=torch.float64), torch.randn(9, 1, generator=random).double()
+    ready = prepare(AffineSet.inequality(A, b[0]) & AffineSet.equality(C, d[0]))
+    moved = ready.with_bounds(upper=torch.cat([b, d], -1))
+    whole = AffineSet.inequality(A, b) & AffineSet.equality(C, d)
+    assert moved.set.sides == whole.sides
+    torch.testing.assert_close(project(f, moved).value, project(f, whole).value)
+    with pytest.raises(ConstraintError, match=r"upper bound must have shape \(..., 5\)"):
+        ready.with_bounds(upper=b)
+    with pytest.raises(ConstraintError, match="share one number type"):
+        ready.with_bounds(upper=torch.zeros(5))

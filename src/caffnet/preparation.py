@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from caffnet.constraints import AffineSet
+from caffnet.constraints import EQUAL, AffineSet
 from caffnet.errors import ConstraintError
 from caffnet.rows import scale_rows
 from caffnet.search import enumeration
@@ -44,6 +44,26 @@ class Prepared:
         place = torch.arange(self.set.batch_shape.numel(), device=self.set.device)
         place = place.reshape(self.set.batch_shape)[index]
         return Prepared(self.set[index], self.search, self.plan.take(place.reshape(-1)) if self.plan else None)
+
+    def with_bounds(self, lower: Tensor | None = None, upper: Tensor | None = None) -> Prepared:
+        """The same rows with other bounds ``(..., m)``: what was prepared is used again.
+
+        For bounds that depend on the input while `A` does not: ``x -> ready.with_bounds(upper=b(x))``. A bound that is
+        left out stays; an equality takes whichever is given for both.
+
+        >>> ready = prepare(AffineSet.inequality(torch.ones(1, 2), [1.0]))
+        >>> ready.with_bounds(upper=torch.zeros(5, 1)).set
+        AffineSet(1 rows in R^2, batch (5,))
+        """
+        old = self.set
+        fresh = AffineSet(old.A, old.lower if lower is None else lower, old.upper if upper is None else upper)
+        low, high = fresh.lower, fresh.upper  # checked: shapes and number types
+        equal = torch.tensor([side == EQUAL for side in old.sides], device=old.device)
+        if lower is None:
+            low = torch.where(equal, high, low)
+        elif upper is None:
+            high = torch.where(equal, low, high)
+        return Prepared(AffineSet.from_parts(old.A, low, high, old.labels, old.sides), self.search, self.plan)
 
     def __repr__(self) -> str:
         count = "" if self.plan is None else f", {len(self.plan.table)} sub-constraints"

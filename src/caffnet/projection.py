@@ -195,12 +195,12 @@ def _gate(
             raise ConstraintError(
                 f"{name} must have shape (..., {constraints.n}) to meet {constraints}, got {tuple(tensor.shape)}."
             )
-    fitting = constraints.like(f, "f")
     if isinstance(set, Prepared):
-        if fitting is not constraints:
+        if constraints.dtype != f.dtype:
             raise DtypeError(f"The set was prepared in {constraints.dtype}, f is {f.dtype}: prepare set.to({f.dtype}).")
         if options.search not in ("auto", set.search):
             raise ConstraintError(f"The set was prepared for search={set.search!r}, not {options.search!r}.")
+    fitting = constraints.like(f, "f")
     batch = _batch_shape(f, fitting)
     if w is not None:
         if w.dtype != f.dtype or w.device != f.device:

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 from torch import Tensor
 
 FORMAT = "caffnet-checkpoint-1"
@@ -55,21 +55,26 @@ class Checkpoint:
         """
         advice = "Delete it to start the run again, or restore the file."
         try:
-            with safe_open(path, framework="pt") as file:
-                header = file.metadata() or {}
-                if header.get("format") != FORMAT:
-                    raise CheckpointError(f"{path} is not a checkpoint of this program. {advice}")
-                if header["digest"] != digest:
-                    raise CheckpointError(
-                        f"{path} belongs to another run: its settings have the fingerprint {header['digest']}, "
-                        f"this run's {digest}. {advice}"
-                    )
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a dict)
-        except (SafetensorError, OSError) as error:
+            content = path.read_bytes()  # at once: the file may be replaced while it is read
+            tensors, header = load(content), _metadata(content)
+        except (SafetensorError, OSError, ValueError) as error:
             raise CheckpointError(f"{path} is damaged or truncated ({error}). {advice}") from None
+        if header.get("format") != FORMAT:
+            raise CheckpointError(f"{path} is not a checkpoint of this program. {advice}")
+        if header["digest"] != digest:
+            raise CheckpointError(
+                f"{path} belongs to another run: its settings have the fingerprint {header['digest']}, "
+                f"this run's {digest}. {advice}"
+            )
         if _checksum(tensors) != header["checksum"]:
             raise CheckpointError(f"{path} is damaged: its checksum is wrong. {advice}")
         return cls(digest, tensors, json.loads(header["progress"]))
+
+
+def _metadata(content: bytes) -> dict[str, str]:
+    """The text in a safetensors file: its header is JSON, after eight bytes that tell its length."""
+    length = int.from_bytes(content[:8], "little")
+    return json.loads(content[8 : 8 + length]).get("__metadata__", {})
 
 
 def write_atomically(path: Path, content: bytes) -> None:

@@ -5,7 +5,6 @@ The bound ``h_i = Σ_j |(G C⁺)_ij|`` makes every problem with ``|x_j| <= 1`` f
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
 from collections.abc import Callable
@@ -62,7 +61,7 @@ class SolverProblem(Problem):
             here = self.constraint(x)
             if search not in self._plans:
                 self._plans[search] = prepare(here, search)
-            return dataclasses.replace(self._plans[search], set=here)
+            return self._plans[search].with_bounds(here.lower, here.upper)
 
         return at
 
