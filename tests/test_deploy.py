@@ -11,7 +11,17 @@ import pytest
 import torch
 from torch import nn
 
-from caffnet import AffineSet, CAffine, CAffNet, FeedForward, InfeasibleError, Transformer, project
+from caffnet import (
+    AffineSet,
+    CAffine,
+    CAffNet,
+    ConstraintError,
+    FeedForward,
+    InfeasibleError,
+    Transformer,
+    prepare,
+    project,
+)
 
 FIXED = AffineSet.inequality([[1.0, 1.0], [1.0, -2.0]], [1.0, 1.0]) & AffineSet.box(-1.0, 1.0, dim=2)
 
@@ -153,9 +163,8 @@ def test_a_truncated_or_spoiled_model_file_is_refused(tmp_path):
         safetensors.load_file(path)
     spoiled = {name: t.clone() for name, t in layer.state_dict().items()}
     spoiled["upper"][0] = float("nan")
-    layer.load_state_dict(spoiled)
-    with pytest.raises(ValueError, match="upper must be finite, got nan at upper"):
-        layer(torch.zeros(2))
+    with pytest.raises(ConstraintError, match="got NaN in A, lower or upper"):
+        layer.load_state_dict(spoiled)
 
 
 def test_number_types_follow_the_module_and_the_factorisation_is_renewed():
@@ -198,3 +207,61 @@ def test_a_transformer_reads_sequences():
     assert net(torch.randn(4, 6, 3)).shape == (4, 2)
     with pytest.raises(ValueError, match="9 tokens, positions were made for 8"):
         net(torch.randn(4, 9, 3))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # torch.func compiles rules of its own
+def test_forward_mode():
+    """jvp, jacfwd and the hessian agree with reverse mode, inside and outside the set."""
+    set = AffineSet.inequality(torch.tensor([[1.0, 2.0], [3.0, -1.0]], dtype=torch.float64), [1.0, 1.0])
+
+    def call(f):
+        return project(f, set).value
+
+    for point in ([-1.0, -1.0], [3.0, 2.0], [0.2, 3.0]):
+        f = torch.tensor(point, dtype=torch.float64)
+        torch.testing.assert_close(torch.func.jacfwd(call)(f), torch.func.jacrev(call)(f))
+
+    def loss(A):
+        return project(torch.tensor([3.0, 2.0]).double(), AffineSet.inequality(A, [1.0, 1.0])).value.square().sum()
+
+    torch.testing.assert_close(torch.func.hessian(loss)(set.A), torch.autograd.functional.hessian(loss, set.A))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_autocast_around_the_whole_model(kind: str):
+    net, x = model(kind), torch.randn(5, 2)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = net(x)
+    assert y.dtype == torch.float32
+    assert net.layer.set_at(x).contains(y).all()
+
+
+def test_half_precision_layers_are_refused():
+    with pytest.raises(TypeError, match=r"float32 or float64, not in torch.float16"):
+        CAffine(AffineSet.box(0.0, 1.0, dim=2)).half()
+
+
+def test_a_fixed_set_with_parameters_is_refused():
+    upper = nn.Parameter(torch.ones(2))
+    with pytest.raises(ConstraintError, match=r"its gradient would be lost: pass a function"):
+        CAffine(AffineSet.box(torch.zeros(2), upper))
+    layer = CAffine(lambda x: AffineSet.box(torch.zeros(2), upper))
+    layer(torch.full((2,), 3.0), x=0).sum().backward()
+    assert torch.equal(upper.grad, torch.ones(2))
+
+
+def test_a_loaded_set_may_bind_on_other_sides():
+    first, second = CAffine(AffineSet.box(0.0, None, dim=2)), CAffine(AffineSet.box(0.0, 1.0, dim=2))
+    first.load_state_dict(second.state_dict())
+    f, w = torch.tensor([3.0, 0.5]), torch.tensor([1.0, 0.1])
+    assert torch.equal(first(f, w), second(f, w))
+
+
+def test_a_prepared_set_keeps_its_search_in_a_layer_and_under_vmap():
+    random = torch.Generator().manual_seed(4)
+    A, f, w = (torch.randn(*s, generator=random) for s in ((6, 3), (40, 3), (40, 3)))
+    ready = prepare(AffineSet.inequality(A, torch.ones(6)), "active")
+    assert "search='active'" in repr(CAffine(ready))
+    torch.testing.assert_close(
+        torch.func.vmap(lambda f, w: project(f, ready, w).value)(3 * f, w), project(3 * f, ready, w).value
+    )

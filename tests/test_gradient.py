@@ -194,3 +194,34 @@ def test_the_tangent_gradient_equals_the_exact_one_along_the_face():
     set, f = AffineSet.inequality([[0.0, 1.0]], [0.0]), torch.tensor([0.3, 2.0])
     v = torch.tensor([1.5, 0.0])
     assert torch.equal(tangent(f, set, v), v)
+
+
+def test_the_tangent_gradient_respects_the_rows_of_a_strict_point():
+    set, f = AffineSet.inequality([[1.0, 1.0]], [1.0]), torch.tensor([3.0, 0.7], requires_grad=True)
+    answer = project(f, set, gradient="tangent", strict=True)
+    (answer.value * torch.tensor([-1.0, -1.0])).sum().backward()
+    torch.testing.assert_close(f.grad, torch.zeros(2))
+
+
+@pytest.mark.parametrize("mode", ["nan", "nearest"])
+def test_the_tangent_gradient_survives_samples_without_an_answer(mode: str):
+    A = torch.tensor([[[1.0, 1.0], [1.0, 1.0]], [[1.0, 1.0], [1.0, 2.0]], [[float("nan"), 1.0], [1.0, 2.0]]])
+    f = torch.full((3, 2), 2.0, requires_grad=True)
+    answer = project(f, AffineSet.equality(A, torch.tensor([0.0, 1.0])), gradient="tangent", on_infeasible=mode)
+    assert answer.status.tolist() == [Status.INFEASIBLE, Status.PROJECTED, Status.INVALID]
+    answer.value[1].sum().backward()
+    assert f.grad is not None and f.grad.isfinite().all()
+
+
+def test_a_gradient_that_is_no_number_passes():
+    f = torch.full((2, 2), 2.0, requires_grad=True)
+    y = project(f, AffineSet.box(0.0, 1.0, dim=2), gradient="tangent").value
+    y.backward(torch.tensor([[float("nan"), 1.0], [1.0, 1.0]]))
+    assert f.grad is not None and f.grad[0].isnan().any() and f.grad[1].isfinite().all()
+
+
+def test_the_value_does_not_depend_on_whether_gradients_are_wanted():
+    set = AffineSet.inequality([[0.0, 0.0], [1.0, 0.0]], [-1.0, 5.0])
+    f, w = torch.tensor([6.0, 2.0]), torch.tensor([-3.0, 1.0])
+    plain = project(f, set, w, on_infeasible="nearest").value
+    assert torch.equal(project(f.clone().requires_grad_(), set, w, on_infeasible="nearest").value, plain)

@@ -45,6 +45,11 @@ def test_the_errors_are_value_errors():
         (lambda: BOX & AffineSet.box(0.0, 1.0, dim=3), "same outputs, got n=2 and n=3"),
         (lambda: BOX.to(torch.float32) & AffineSet.box(*torch.ones(2, 2).double()), "share one number type"),
         (lambda: BOX[0], "no batch axes to index"),
+        (lambda: AffineSet([[1.0, 2.0]], names="a"), "names must label each of the 1 rows"),
+        (lambda: AffineSet.box(torch.zeros(3, 2)) & AffineSet.box(torch.zeros(2, 2)), r"got \(3,\) and \(2,\)"),
+        (lambda: AffineSet.box(torch.zeros(3, 2)).violation(torch.zeros(2, 2)), "do not broadcast"),
+        (lambda: prepare([[1.0]]), "Only an AffineSet can be prepared, got list"),
+        (lambda: prepare(BOX)[0], "no batch axes to index"),
     ],
 )
 def test_building(build, message: str):
@@ -120,6 +125,8 @@ def test_violation_and_contains_measure_from_the_data():
         (lambda: project(torch.zeros(2), BOX, on_infeasible="no"), "on_infeasible must be one of raise, nearest, nan"),
         (lambda: project(torch.zeros(2), BOX, gradient="no"), "gradient must be one of exact, tangent"),
         (lambda: project(torch.zeros(2), BOX, norm=0.5), r"norm must be a p in \[1, inf\], got 0.5"),
+        (lambda: project(torch.zeros(2), BOX, norm="inf"), r"norm must be a p in \[1, inf\], got 'inf'"),
+        (lambda: project(torch.zeros(2), BOX, budget="1GB"), "budget must be a positive number of bytes"),
         (lambda: project(torch.zeros(2), BOX, budget=0), "budget must be a positive number of bytes"),
         (lambda: project(torch.zeros(3, 2), AffineSet.inequality(torch.ones(2, 1, 2), 1.0)), "do not broadcast"),
         (lambda: project(torch.zeros(3, 2), AffineSet.inequality(torch.ones(3, 1, 1, 2), 1.0)), "more batch axes"),
@@ -192,3 +199,11 @@ def test_only_the_infeasible_samples_are_marked():
         assert answer.value[[0, 2]].tolist() == [[1.0], [0.0]]
     assert answer.value[1].tolist() == pytest.approx([0.5])
     assert float(answer.violation[1]) == pytest.approx(0.5)
+
+
+def test_tensors_in_a_list_keep_their_gradient():
+    a = torch.tensor(2.0, requires_grad=True)
+    set = AffineSet.inequality([[a, 1.0]], [1.0])
+    assert set.dtype == torch.float32
+    project(torch.tensor([3.0, 3.0]), set).value.sum().backward()
+    assert a.grad is not None and a.grad != 0

@@ -132,3 +132,52 @@ def test_a_prepared_set_takes_other_bounds():
         ready.with_bounds(upper=b)
     with pytest.raises(ConstraintError, match="share one number type"):
         ready.with_bounds(upper=torch.zeros(5))
+
+
+@pytest.mark.parametrize("scale", [1e2, 1e4, 1e8])
+def test_a_large_w_does_not_lose_the_vertices(scale: float):
+    """Far candidates must not drown near ones in the rounding error of g."""
+    for seed in SEEDS[::10]:
+        set, f, w = random_problem(seed)
+        w = scale * w
+        answer = project(f, set, w, search="full")
+        candidates = [y for y, _ in literal_candidates(set, f.numpy(), w.numpy())]
+        if answer.status == Status.INSIDE or not candidates:
+            continue
+        best = min(length(y - f.numpy(), 2) for y in candidates)
+        mine = length((answer.value - f).numpy(), 2)
+        assert mine <= best * (1 + 1e-6) + 1e-9, seed
+
+
+@pytest.mark.parametrize("search", ["full", "lite", "active"])
+def test_batch_axes_of_sets_broadcast_against_f(search: str):
+    from caffnet import AffineSet
+
+    random = torch.Generator().manual_seed(3)
+    A, b = torch.randn(2, 3, 4, 3, generator=random).double(), torch.rand(2, 3, 4, generator=random).double()
+    f, w = 3 * torch.randn(2, 3, 3, generator=random).double(), torch.randn(2, 3, 3, generator=random).double()
+    for pick in (slice(None), slice(0, 1)):
+        for axes in ((pick, slice(None)), (slice(None), pick)):
+            part, bound = A[axes], b[axes]
+            whole = project(f, AffineSet.inequality(part, bound), w, search=search).value
+            prepared = project(f, prepare(AffineSet.inequality(part, bound), search), w).value
+            for i in range(2):
+                for j in range(3):
+                    rows, right = part.expand(2, 3, 4, 3)[i, j], bound.expand(2, 3, 4)[i, j]
+                    alone = project(f[i, j], AffineSet.inequality(rows, right), w[i, j], search=search).value
+                    torch.testing.assert_close(whole[i, j], alone)
+                    torch.testing.assert_close(prepared[i, j], alone)
+    last = prepare(AffineSet.inequality(A[0], b[0]), search)[2]
+    alone = project(f[0], AffineSet.inequality(A[0, 2], b[0, 2]), w[0], search=search).value
+    torch.testing.assert_close(project(f[0], last, w[0]).value, alone)
+
+
+def test_lite_lists_only_what_it_needs():
+    """24 rows in 22 dimensions: 276 minimal faces, not the millions of smaller subsets."""
+    from caffnet import AffineSet
+
+    random = torch.Generator().manual_seed(5)
+    rows = torch.randn(24, 22, generator=random).double()
+    ready = prepare(AffineSet.inequality(rows, torch.ones(24).double()), "lite")
+    assert ready.plan is not None
+    assert len(ready.plan.table) == 24 + 276

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from caffnet import tolerance
+from caffnet.rows import apply
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,8 +141,7 @@ def exactly_satisfies(A: Tensor, lower: Tensor, upper: Tensor, y: Tensor, skip: 
 
 def _judge(A: Tensor, lower: Tensor, upper: Tensor, y: Tensor, skip: Tensor) -> tuple[Tensor, Tensor]:
     """Which rows ``(B, m)`` are surely broken, and which rounding leaves undecided."""
-    value = y @ A.mT if A.ndim == 2 else (A @ y.unsqueeze(-1)).squeeze(-1)
-    size = y.abs() @ A.abs().mT if A.ndim == 2 else (A.abs() @ y.abs().unsqueeze(-1)).squeeze(-1)
+    value, size = apply(A, y), apply(A.abs(), y.abs())
     bound = tolerance.rounding(y.dtype, y.shape[-1])
     exact = (A == 0).all(-1)  # 0 <= b needs no arithmetic
     unsure, broken = torch.zeros_like(skip), torch.zeros_like(skip)

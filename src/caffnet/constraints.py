@@ -38,7 +38,8 @@ class AffineSet:
         names: one label per row, used in every message.
 
     Tensors, numpy arrays, nested lists and scalars are accepted. Tensors and floating-point arrays keep their number
-    type (and tensors their gradient); lists, scalars and integers take the type of whatever they meet.
+    type (and tensors their gradient); lists, scalars and integers take the type of whatever they meet. Tensors are
+    kept, not copied: do not change them in place afterwards.
 
     >>> s = AffineSet.inequality([[1.0, 1.0]], [1.0], names=["total"]) & AffineSet.box(0.0, 1.0, dim=2)
     >>> s
@@ -72,7 +73,7 @@ class AffineSet:
         weak: bool,
     ) -> None:
         m = A.shape[-2]
-        if names is not None and len(names) != m:
+        if isinstance(names, str) or (names is not None and len(names) != m):
             raise ConstraintError(f"names must label each of the {m} rows, got {len(names)} names.")
         self._A, self._lower, self._upper = A, lower, upper
         self._names = None if names is None else tuple(str(name) for name in names)
@@ -213,6 +214,13 @@ class AffineSet:
         if self.n != other.n:
             raise ConstraintError(f"Both sets of `&` must have the same outputs, got n={self.n} and n={other.n}.")
         first, second = _meet(self, other)
+        try:
+            torch.broadcast_shapes(self.batch_shape, other.batch_shape)
+        except RuntimeError:
+            raise ConstraintError(
+                f"The batch axes of both sets of `&` must broadcast, "
+                f"got {tuple(self.batch_shape)} and {tuple(other.batch_shape)}."
+            ) from None
         batch = torch.broadcast_shapes(first.A.shape[:-2], second.A.shape[:-2])
         A = torch.cat([s.A.expand(*batch, s.m, s.n) for s in (first, second)], -2)
         lower, upper = (_stack_bounds(a, b) for a, b in ((first.lower, second.lower), (first.upper, second.upper)))
@@ -226,6 +234,13 @@ class AffineSet:
         A, lower, upper = (t.to(*args, **kwargs) for t in (self._A, self._lower, self._upper))
         typed = "dtype" in kwargs or any(isinstance(arg, torch.dtype | Tensor) for arg in args)
         return self._build(A, lower, upper, self._names, self._sides, self._weak and not typed)
+
+    def expand(self, batch: torch.Size) -> AffineSet:
+        """The same set with these batch axes; rows that the whole batch shares stay shared. Nothing is copied."""
+        if self._A.ndim == 2 or self._A.shape[:-2] == batch:
+            return self
+        A = self._A.expand(*batch, self.m, self.n)
+        return self._build(A, self._lower, self._upper, self._names, self._sides, self._weak)
 
     def __getitem__(self, index: Any) -> AffineSet:
         """The sets at these places of the batch; a tensor that the whole batch shares stays shared."""
@@ -262,6 +277,13 @@ class AffineSet:
         point = y if isinstance(y, Tensor) else _read(y).to(self.dtype).to(self.device)
         if point.ndim == 0 or point.shape[-1] != self.n:
             raise ConstraintError(f"y must have shape (..., {self.n}), got {tuple(point.shape)}.")
+        try:
+            torch.broadcast_shapes(point.shape[:-1], self.batch_shape)
+        except RuntimeError:
+            raise ConstraintError(
+                f"The batch axes of y {tuple(point.shape[:-1])} and of the set {tuple(self.batch_shape)} "
+                "do not broadcast."
+            ) from None
         if not point.is_floating_point():
             raise DtypeError(f"y is {point.dtype}; a point needs float32 or float64: write y.to({self.dtype}).")
         return self.like(point, "y"), point
@@ -304,7 +326,7 @@ def _as_tensors(**given: ArrayLike | None) -> tuple[dict[str, Tensor | None], bo
         if value is None:
             tensors[name] = None
             continue
-        typed = isinstance(value, Tensor | np.ndarray)
+        typed = isinstance(value, Tensor | np.ndarray) or _holds_tensor(value)
         try:
             tensor = value if isinstance(value, Tensor) else _read(value)
         except (TypeError, ValueError) as error:
@@ -326,8 +348,20 @@ def _as_tensors(**given: ArrayLike | None) -> tuple[dict[str, Tensor | None], bo
 
 
 def _read(value: Any) -> Tensor:
-    """An array is copied with its type; lists and scalars are read in double precision."""
-    return torch.tensor(value) if isinstance(value, np.ndarray) else torch.as_tensor(value, dtype=torch.float64)
+    """An array is copied with its type; lists and scalars are read in double precision, tensors in lists stacked."""
+    if isinstance(value, np.ndarray):
+        return torch.tensor(value)
+    if isinstance(value, Sequence) and _holds_tensor(value):
+        parts = [v if isinstance(v, Tensor) else _read(v) for v in value]
+        typed = next((p.dtype for p, v in zip(parts, value, strict=True) if _holds_tensor(v)), torch.float64)
+        return torch.stack(torch.broadcast_tensors(*(p.to(typed) for p in parts)))
+    return torch.as_tensor(value, dtype=torch.float64)
+
+
+def _holds_tensor(value: Any) -> bool:
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        return isinstance(value, Tensor)
+    return any(_holds_tensor(v) for v in value)
 
 
 def _bound(bound: Tensor | None, A: Tensor, side: str) -> Tensor:
@@ -381,7 +415,11 @@ def has_numbers(t: Tensor) -> bool:
 
 
 def _meet(first: AffineSet, second: AffineSet) -> tuple[AffineSet, AffineSet]:
-    """Both sets in one number type; a merely assumed type gives way."""
+    """Both sets in one number type and on one device; what was merely assumed gives way."""
+    if first.device != second.device and (first.weak or second.weak):
+        first, second = (first.to(second.device), second) if first.weak else (first, second.to(first.device))
+    if first.device != second.device:
+        raise ConstraintError(f"Both sets of `&` must be on one device, got {first.device} and {second.device}.")
     if first.dtype == second.dtype:
         return first, second
     if first._weak:

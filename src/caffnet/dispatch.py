@@ -105,7 +105,11 @@ def _(info: Any, in_dims: Any, f: Tensor, w: Tensor | None, A: Tensor, lower: Te
     lines = front["f"].shape[1]
     if in_dims[2] is not None or A.ndim == 3:
         if tables:
-            raise ConstraintError("A set prepared per sample cannot be mapped by vmap: pass the AffineSet itself.")
+            if in_dims[2] is not None:
+                raise ConstraintError("A prepared set cannot be mapped over its rows: pass the AffineSet itself.")
+            equalities, lite, space = numbers
+            plan = Enumeration.from_tensors(tables, equalities, bool(lite), space)
+            tables = plan.take(torch.arange(lines, device=A.device).repeat(size)).tensors()
         A = _to_front(A, in_dims[2], size)
         A = A if A.ndim == 4 else A.unsqueeze(1).expand(size, lines, *A.shape[1:])
         A = A.reshape(size * lines, *A.shape[2:])

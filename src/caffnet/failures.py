@@ -25,7 +25,7 @@ def screen(problem: Problem, options: Options) -> tuple[Problem, Tensor | None]:
     p = problem
     bad = {"f": ~p.f.isfinite(), "A": ~p.A.isfinite(), "lower": p.lower.isnan(), "upper": p.upper.isnan()}
     if p.w is not None:
-        bad["w"] = ~p.w.isfinite()
+        bad["w"] = ~p.w.isfinite() | ~(p.f + p.w).isfinite()
     equality = torch.tensor([side == "=" for side in p.sides], dtype=torch.bool, device=p.f.device)
     bad["upper"] = bad["upper"] | (p.upper.isinf() & equality)
     if not any(mask.any() for mask in bad.values()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -9,11 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from caffnet.constraints import AffineSet
-from caffnet.errors import ConstraintError
+from caffnet.errors import ConstraintError, DtypeError
 from caffnet.preparation import Prepared, prepare
 from caffnet.projection import Projection, check_options, project
 
 Constraint: TypeAlias = AffineSet | Prepared | Callable[[Any], AffineSet | Prepared]
+
+
+OPTIONS = frozenset(inspect.signature(check_options).parameters)
 
 
 class CAffine(nn.Module):
@@ -37,15 +41,24 @@ class CAffine(nn.Module):
 
     def __init__(self, constraint: Constraint, **options: Any):
         super().__init__()
+        unknown = set(options) - OPTIONS
+        if unknown:
+            raise TypeError(f"CAffine has no option {unknown.pop()!r}; the options are {', '.join(sorted(OPTIONS))}.")
+        if isinstance(constraint, Prepared):
+            options = {"search": constraint.search, **options}
+            constraint = constraint.set
         check_options(**options)
         self.options = options
         #: While False and the module is in training mode, `f` passes unchanged (see `caffnet.training.WarmUp`).
         self.enabled = True
         self.constraint: Callable[[Any], AffineSet | Prepared] | None = None
         self._prepared: Prepared | None = None
-        if isinstance(constraint, Prepared):
-            constraint = constraint.set
         if isinstance(constraint, AffineSet):
+            if any(t.requires_grad for t in (constraint.A, constraint.lower, constraint.upper)):
+                raise ConstraintError(
+                    "A fixed set is kept in buffers, its gradient would be lost: "
+                    "pass a function, CAffine(lambda x: set)."
+                )
             fixed = constraint.to(torch.get_default_dtype()) if constraint.weak else constraint
             self._rows = (constraint.sides, constraint.labels)
             for name in ("A", "lower", "upper"):
@@ -83,6 +96,12 @@ class CAffine(nn.Module):
 
     def _prepare(self) -> None:
         """Factorise the fixed set from its buffers, in their number type and on their device."""
+        if self.A.dtype not in (torch.float32, torch.float64):
+            raise DtypeError(
+                f"The layer works in float32 or float64, not in {self.A.dtype}: half cannot keep a constraint."
+            )
+        if any(t.isnan().any() for t in (self.A, self.lower, self.upper)):
+            raise ConstraintError("A fixed set must be made of numbers, got NaN in A, lower or upper.")
         sides, labels = self._rows
         fixed = AffineSet.from_parts(self.A, self.lower, self.upper, labels, sides)
         search, budget = self.options.get("search", "auto"), self.options.get("budget")
@@ -101,5 +120,7 @@ class CAffine(nn.Module):
 
 
 def _prepare_again(module: CAffine, _: object) -> None:
-    """After a state dict was loaded: other rows, other factorisation."""
+    """After a state dict was loaded: other rows, other sides, other factorisation."""
+    loaded = AffineSet(module.A, module.lower, module.upper)
+    module._rows = (loaded.sides, module._rows[1])
     module._prepare()

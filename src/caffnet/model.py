@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from caffnet.errors import ConstraintError
@@ -61,10 +62,16 @@ class CAffNet(nn.Module):
 
     def raw(self, x: Any, nominal: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """The raw output f and the null-space vector w."""
-        f = self.backbone(x)
+        f = _full(self.backbone(x))
         if nominal is not None:
             f = f + nominal
-        return f, None if self.null is None else self.null(x)
+        return f, None if self.null is None else _full(self.null(x))
+
+
+def _full(output: Tensor) -> Tensor:
+    """What autocast left in half precision, in float32 again (exactly): the layer needs it."""
+    half = output.dtype in (torch.float16, torch.bfloat16)
+    return output.float() if half and torch.is_autocast_enabled(output.device.type) else output
 
 
 def _silence(null: nn.Module) -> None:

@@ -41,9 +41,21 @@ class Prepared:
 
     def __getitem__(self, index: Any) -> Prepared:
         """The prepared sets at these places of the batch."""
+        some = self.set[index]
         place = torch.arange(self.set.batch_shape.numel(), device=self.set.device)
         place = place.reshape(self.set.batch_shape)[index]
-        return Prepared(self.set[index], self.search, self.plan.take(place.reshape(-1)) if self.plan else None)
+        plan = self.plan
+        if plan is not None and self.set.A.ndim > 2:
+            plan = plan.only(place) if some.A.ndim == 2 else plan.take(place.reshape(-1))
+        return Prepared(some, self.search, plan)
+
+    def expand(self, batch: torch.Size) -> Prepared:
+        """One prepared set per sample of the batch; a set that all samples share stays shared."""
+        axes = self.set.batch_shape
+        if self.plan is None or self.set.A.ndim == 2 or axes == batch:
+            return Prepared(self.set.expand(batch), self.search, self.plan)
+        place = torch.arange(axes.numel(), device=self.set.device).reshape(axes).expand(batch)
+        return Prepared(self.set.expand(batch), self.search, self.plan.take(place.reshape(-1)))
 
     def with_bounds(self, lower: Tensor | None = None, upper: Tensor | None = None) -> Prepared:
         """The same rows with other bounds ``(..., m)``: what was prepared is used again.
@@ -74,7 +86,8 @@ def prepare(set: AffineSet, search: str = "auto", *, budget: int | None = None) 
     """Make a set ready for many projections.
 
     Args:
-        set: the constraints; with batch axes on `A`, one problem per index is prepared.
+        set: the constraints; with batch axes on `A`, one problem per index is prepared. A set written in plain lists
+            takes torch's default number type.
         search: as in `project`.
         budget: bytes of memory that the search may use; 256 MiB if None.
 
@@ -87,7 +100,10 @@ def prepare(set: AffineSet, search: str = "auto", *, budget: int | None = None) 
     >>> prepare(AffineSet.box(0.0, 1.0, dim=3))
     Prepared(AffineSet(3 rows in R^3), search='full', 26 sub-constraints)
     """
-    return prepare_search(set, search, enumeration.DEFAULT_BUDGET if budget is None else budget, tracing=False)
+    if not isinstance(set, AffineSet):
+        raise ConstraintError(f"Only an AffineSet can be prepared, got {type(set).__name__}.")
+    fixed = set.to(torch.get_default_dtype()) if set.weak else set
+    return prepare_search(fixed, search, enumeration.DEFAULT_BUDGET if budget is None else budget, tracing=False)
 
 
 def prepare_search(set: AffineSet, search: str, budget: int, tracing: bool) -> Prepared:

@@ -30,12 +30,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from caffnet.constraints import AffineSet, has_numbers
+from caffnet.constraints import EQUAL, AffineSet, has_numbers
 from caffnet.dispatch import answer
 from caffnet.errors import ConstraintError, DtypeError
 from caffnet.preparation import SEARCHES, Prepared, prepare_search
 from caffnet.problem import Options, Problem, Solution
-from caffnet.rows import product, scale_rows, times_power, unit_exponent
+from caffnet.rows import apply, pick_rows, product, scale_rows, times_power, unit_exponent
 from caffnet.search import enumeration
 from caffnet.search.enumeration import Enumeration
 
@@ -124,7 +124,8 @@ def project(
             [1.0000, 0.0000]])
     """
     options = check_options(search, norm, strict, on_infeasible, gradient, budget)
-    prepared, f, w, batch = _gate(f, set, w, options)
+    prepared, batch = _gate(f, set, w, options)
+    options = dataclasses.replace(options, search=prepared.search)
     with _no_autocast(f.device):
         problem = _flatten(prepared.set, f, w, batch)
         solution = answer(problem, options, prepared.plan)
@@ -161,18 +162,16 @@ def check_options(
     ):
         if value not in known:
             raise ConstraintError(f"{name} must be one of {', '.join(known)}, got {value!r}.")
-    if not norm >= 1:
+    if not isinstance(norm, int | float) or not norm >= 1:
         raise ConstraintError(f"norm must be a p in [1, inf], got {norm!r}.")
     budget = enumeration.DEFAULT_BUDGET if budget is None else budget
-    if budget <= 0:
+    if not isinstance(budget, int) or budget <= 0:
         raise ConstraintError(f"budget must be a positive number of bytes, got {budget!r}.")
     return Options(search, float(norm), strict, on_infeasible, budget)
 
 
-def _gate(
-    f: Tensor, set: AffineSet | Prepared, w: Tensor | None, options: Options
-) -> tuple[Prepared, Tensor, Tensor | None, torch.Size]:
-    """All checks that need no number, in one place."""
+def _gate(f: Tensor, set: AffineSet | Prepared, w: Tensor | None, options: Options) -> tuple[Prepared, torch.Size]:
+    """All checks that need no number, in one place: the set made ready, and the batch axes of the answer."""
     constraints = set.set if isinstance(set, Prepared) else set
     if not isinstance(constraints, AffineSet):
         raise ConstraintError(
@@ -205,7 +204,7 @@ def _gate(
     if w is not None:
         if w.dtype != f.dtype or w.device != f.device:
             raise DtypeError(f"w must match f ({f.dtype} on {f.device}), got {w.dtype} on {w.device}.")
-        if w.ndim > max(f.ndim, 1) or not _broadcasts(w.shape[:-1], batch):
+        if not _broadcasts(w.shape[:-1], batch):
             raise ConstraintError(f"w must have the shape of f {tuple(f.shape)}, got {tuple(w.shape)}.")
     tracing = torch.compiler.is_exporting()
     if tracing and options.strict:
@@ -213,14 +212,14 @@ def _gate(
             "strict=True decides in exact arithmetic, which a graph cannot hold: export with strict=False."
         )
     if isinstance(set, Prepared):
-        ready = set
+        ready = set.expand(batch)
     elif not tracing and (torch.compiler.is_compiling() or not has_numbers(fitting.A)):
-        ready = Prepared(fitting, options.search, None)  # prepared inside the opaque operation
+        ready = Prepared(fitting.expand(batch), options.search, None)  # prepared inside the opaque operation
     else:
-        ready = prepare_search(fitting, options.search, options.budget, tracing)
+        ready = prepare_search(fitting.expand(batch), options.search, options.budget, tracing)
     if tracing and ready.plan is None:
         raise ConstraintError('Only the enumeration can be exported: use search="full" or "lite".')
-    return ready, f, w, batch
+    return ready, batch
 
 
 def _batch_shape(f: Tensor, set: AffineSet) -> torch.Size:
@@ -273,15 +272,21 @@ def _no_autocast(device: torch.device):
 # ------------------------------------------------------------------------------------------------- the gradient
 
 
+def _solve_flat(g: Tensor, A: Tensor, b: Tensor, pinv: Tensor) -> tuple[Tensor, Tensor]:
+    """(y, λ) of the symmetric system above. Rows of unused slots are zero."""
+    y = product(pinv, b) + (g - product(pinv, product(A, g)))
+    return y, product(pinv.mT, g - y)
+
+
 class _Flat(torch.autograd.Function):
-    """Solves the symmetric system above for (y, λ), given ``A_γ⁺``. Rows of unused slots are zero."""
+    """`_solve_flat` with its derivatives; `value`, where given, is its y, polished by the search."""
 
     generate_vmap_rule = True
 
     @staticmethod
     def forward(g: Tensor, A: Tensor, b: Tensor, pinv: Tensor, value: Tensor | None, cone: _Cone | None):
         if value is None:
-            value = product(pinv, b) + (g - product(pinv, product(A, g)))
+            return _solve_flat(g, A, b, pinv)
         return value.clone(), product(pinv.mT, g - value)
 
     @staticmethod
@@ -299,34 +304,46 @@ class _Flat(torch.autograd.Function):
         return direction, slope, q, None, None, None
 
 
+def _forward_flat(g: Tensor, A: Tensor, b: Tensor, used: Tensor, value: Tensor) -> Tensor:
+    """The same point in plain operations, for forward-mode derivatives (of any order): ``g - Aᵀ (A Aᵀ)⁻¹ (A g - b)``.
+
+    (A compiled graph cannot hold an autograd function that has a rule for forward mode.)
+    """
+    gram = A @ A.mT + torch.diag_embed((~used).to(A.dtype))
+    y = g - product(A.mT, torch.linalg.solve(gram, product(A, g) - b))
+    return y + (value - y).detach()
+
+
 def _differentiable(
     problem: Problem, solution: Solution, gradient: str, options: Options, plan: Enumeration | None
 ) -> Tensor:
     """The value of the solution, with its gradient attached."""
     p, choice = problem, solution.choice
     data = [t for t in (p.f, p.w, p.A, p.lower, p.upper) if t is not None]
-    if not (torch.is_grad_enabled() and any(t.requires_grad for t in data)):
+    forward = torch.autograd.forward_ad._current_level >= 0  # torch.func.jvp enters it too
+    if not forward and not (torch.is_grad_enabled() and any(t.requires_grad for t in data)):
         return solution.value
-    # A sample lies on a flat if it has one; an accepted f, a NaN and an invalid sample have none.
-    moved = (choice.sides != 0).any(-1, keepdim=True)
-    used = (choice.sides != 0).unsqueeze(-1)
-    A = (
-        p.A[choice.rows]
-        if p.A.ndim == 2
-        else p.A.gather(-2, choice.rows.unsqueeze(-1).expand(*choice.rows.shape, p.A.shape[-1]))
-    )
+    # A sample lies on a flat if it has one; an accepted f and a sample without an answer have none.
+    moved = (choice.sides != 0).any(-1, keepdim=True) & solution.value.isfinite().all(-1, keepdim=True)
+    used = (choice.sides != 0) & moved
+    A = pick_rows(p.A, choice.rows)
     exponent = unit_exponent(A.detach())
-    A = torch.where(used, times_power(A, exponent.unsqueeze(-1)), 0.0)
+    A = torch.where(used.unsqueeze(-1), times_power(A, exponent.unsqueeze(-1)), 0.0)
     upper, lower = p.upper.gather(-1, choice.rows), p.lower.gather(-1, choice.rows)
     bound = times_power(torch.where(choice.sides > 0, upper, lower), exponent)
-    bound = torch.where((choice.sides != 0) & bound.isfinite(), bound, 0.0)
+    bound = torch.where(used & bound.isfinite(), bound, 0.0)
     g = p.f if p.w is None else p.f + p.w
-    # Samples that were not moved, or have no finite answer, take no part in the system.
-    known = torch.where(solution.value.isfinite(), solution.value, 0.0)
-    cone = _Cone.at(known, p, options, plan) if gradient == "tangent" else None
-    y, _ = _Flat.apply(torch.where(moved, g, 0.0), A, bound, choice.pinv.to(g.dtype), known, cone)
-    kept = torch.where(moved, y, p.f)
-    return torch.where(solution.value.isfinite(), kept, solution.value)
+    # Samples that lie on no flat take no part in the system: zeros in, zeros out.
+    value = torch.where(moved, solution.value, 0.0)
+    pinv = torch.where(moved.unsqueeze(-1), choice.pinv.to(g.dtype), 0.0)
+    g = torch.where(moved, g, 0.0)
+    if forward:
+        y = _forward_flat(g, A, bound, used, value)
+    else:
+        cone = _Cone.at(value, p, solution, options, plan) if gradient == "tangent" else None
+        y, _ = _Flat.apply(g, A, bound, pinv, value, cone)
+    unchanged = (solution.value == p.f).all(-1, keepdim=True)
+    return torch.where(moved, y, torch.where(unchanged, p.f, solution.value))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -343,18 +360,28 @@ class _Cone:
     budget: int
 
     @classmethod
-    def at(cls, y: Tensor, p: Problem, options: Options, plan: Enumeration | None) -> _Cone:
+    def at(cls, y: Tensor, p: Problem, solution: Solution, options: Options, plan: Enumeration | None) -> _Cone:
+        choice = solution.choice
+        here = (choice.sides != 0).any(-1, keepdim=True) & solution.value.isfinite().all(-1, keepdim=True)
         A, lower, upper = (t.detach() for t in (p.A, p.lower, p.upper))
+        # A sample without an answer may have rows that are no numbers.
+        A = torch.where(here.unsqueeze(-1), A, 0.0) if A.ndim == 3 else A.nan_to_num(0.0, 0.0, 0.0)
         rows = scale_rows(A, lower, upper)
-        value = y @ rows.A.mT if rows.shared else (rows.A @ y.unsqueeze(-1)).squeeze(-1)
-        allowed = rows.allowance(y, y)
-        low = torch.where((value - rows.lower).abs() <= allowed, 0.0, -math.inf)
-        high = torch.where((value - rows.upper).abs() <= allowed, 0.0, math.inf)
+        value, allowed = apply(rows.A, y), rows.allowance(y, y)
+        # The rows of γ are active whatever the distance: `strict` stops short of them.
+        held = torch.zeros_like(rows.lower, dtype=torch.int8)
+        held = held.scatter_add(-1, choice.rows, choice.sides) if choice.rows.shape[-1] else held
+        equal = torch.tensor([side == EQUAL for side in p.sides], device=y.device) | (rows.lower == rows.upper)
+        at_lower = equal | ((((value - rows.lower).abs() <= allowed) | (held < 0)) & here)
+        at_upper = equal | ((((value - rows.upper).abs() <= allowed) | (held > 0)) & here)
+        low, high = torch.where(at_lower, 0.0, -math.inf), torch.where(at_upper, 0.0, math.inf)
         cone = AffineSet.from_parts(A, low.to(A.dtype), high.to(A.dtype), None, p.sides)
         # Lite lists too few faces for an exact projection on the cone.
         return cls(cone, plan if plan is None or plan.minimal is None else None, options.budget)
 
     def reachable(self, v: Tensor) -> Tensor:
-        """``-Proj_cone(-v)``."""
+        """``-Proj_cone(-v)``; a gradient that is no number passes as it is."""
+        known = v.isfinite().all(-1, keepdim=True)
         prepared = Prepared(self.set, "active" if self.plan is None else "full", self.plan)
-        return -project(-v, prepared, budget=self.budget).value
+        step = project(torch.where(known, -v, 0.0), prepared, budget=self.budget).value
+        return torch.where(known, -step, v)

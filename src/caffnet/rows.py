@@ -60,8 +60,9 @@ class Rows:
 
     def allowance(self, y: Tensor, start: Tensor) -> Tensor:
         """The excess that rounding can explain at `y`, when `y` was computed from `start`; ``(B, m)``."""
-        size = largest(y) + largest(start) + torch.maximum(magnitude(self.lower), magnitude(self.upper))
-        return tolerance.feasibility(self.dtype, self.n) * size + tolerance.underflow(self.dtype)
+        share = tolerance.feasibility(self.dtype, self.n)  # multiplied first: a sum of huge numbers would overflow
+        bound = torch.maximum(magnitude(self.lower), magnitude(self.upper))
+        return share * largest(y) + share * largest(start) + share * bound + tolerance.underflow(self.dtype)
 
     def accepts(self, y: Tensor, start: Tensor) -> Tensor:
         """Whether `y` satisfies every row up to rounding, ``(B,)``."""
@@ -133,11 +134,16 @@ def dot(a: Tensor, b: Tensor) -> Tensor:
     """The inner product over the last axis, with broadcasting."""
     n = a.shape[-1]
     if not 0 < n <= _UNROLL:
-        return (a * b).sum(-1)
+        return (a * b).contiguous().sum(-1)  # a reduction over another memory layout adds in another order
     total = a[..., 0] * b[..., 0]
     for j in range(1, n):
         total = total + a[..., j] * b[..., j]
     return total
+
+
+def pick_rows(A: Tensor, index: Tensor) -> Tensor:
+    """The rows in each sample's slots: A ``(m, n)`` or ``(B, m, n)``, index ``(B, k)``, result ``(B, k, n)``."""
+    return A[index] if A.ndim == 2 else A.gather(-2, index.unsqueeze(-1).expand(*index.shape, A.shape[-1]))
 
 
 def largest(y: Tensor) -> Tensor:

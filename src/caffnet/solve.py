@@ -23,7 +23,7 @@ from caffnet.problem import Options, Problem, Solution, Status
 from caffnet.rows import Rows, apply, largest, scale_rows
 from caffnet.search import active, enumeration
 from caffnet.search.contract import Choice
-from caffnet.search.flat import polish
+from caffnet.search.flat import polish, within_box
 
 
 def solve(problem: Problem, options: Options, plan: enumeration.Enumeration | None) -> Solution:
@@ -34,7 +34,7 @@ def solve(problem: Problem, options: Options, plan: enumeration.Enumeration | No
     g = f if problem.w is None else f + problem.w
     samples = f.shape[0]
     equal = (problem.lower == problem.upper) & problem.lower.isfinite()
-    inside = rows.accepts(f, f)
+    inside = rows.accepts(f, f) & within_box(rows, f)
     if options.strict:
         inside = inside & exactly_satisfies(rows.A, rows.lower, rows.upper, f, equal)
     status = torch.where((rows.excess(f) > 0).any(-1), Status.WITHIN_TOL, Status.INSIDE)
@@ -61,7 +61,7 @@ def trace(problem: Problem, options: Options, plan: enumeration.Enumeration) -> 
     rows = scale_rows(problem.A, problem.lower, problem.upper)
     f = problem.f
     g = f if problem.w is None else f + problem.w
-    inside = rows.accepts(f, f)
+    inside = rows.accepts(f, f) & within_box(rows, f)
     choice = enumeration.choose_at_once(rows, plan, f, g, options.norm, len(plan.table))
     y, _ = polish(rows, choice, g)
     good = choice.found & rows.accepts(y, g)

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from caffnet import tolerance
-from caffnet.rows import Rows, apply, largest, magnitude, product
+from caffnet.rows import Rows, apply, largest, magnitude, pick_rows, product
 from caffnet.search import dual
 from caffnet.search.contract import Choice, distance
-from caffnet.search.flat import flat_point, gather_rows
+from caffnet.search.flat import flat_point
 
 _INFINITE = 1e30  # DAQP's word for "no bound"
 _EQUALITY = 5  # DAQP's flag for a row that is always active
@@ -92,34 +92,50 @@ def by_dual(rows: Rows, g: Tensor) -> tuple[Choice, Tensor]:
 def from_active(rows: Rows, active: Tensor, found: Tensor) -> Choice:
     """The choice with the rows marked in ``active (B, m)`` and all equalities, reduced to independent rows.
 
-    ``A_γᵀ = Q R`` gives ``A_γ⁺ = Q R⁻ᵀ``, one factorisation per sample. Slots are filled from the left, equalities
-    first; an empty slot is a zero column, which Householder's method leaves alone. A row that depends on those
-    before it has a vanishing diagonal entry in ``R``; it names the same flat and is left out.
+    Slots are filled from the left, equalities first. A row that depends on those before it has a vanishing diagonal
+    entry in its factor; it names the same flat and is left out.
     """
     rows = rows.to(torch.float64)
     equal = (rows.lower == rows.upper) & rows.lower.isfinite()
     marked = torch.where(equal, torch.ones_like(active, dtype=torch.int8), active.to(torch.int8))
     while True:
         rank = torch.where(marked == 0, 2, torch.where(equal, 0, 1)).to(torch.int8)
-        slots = int((marked != 0).sum(-1).max()) if marked.numel() else 0
-        order = rank.argsort(dim=-1, stable=True)[:, :slots]
+        count = (marked != 0).sum(-1)
+        order = rank.argsort(dim=-1, stable=True)[:, : int(count.max()) if count.numel() else 0]
         sides = marked.gather(-1, order)
-        filled = sides != 0
-        order = torch.where(filled, order, 0)
-        chosen = gather_rows(rows, order) * filled.unsqueeze(-1)
-        Q, R = torch.linalg.qr(chosen.mT)
-        diagonal = torch.nn.functional.pad(R.diagonal(dim1=-2, dim2=-1).abs(), (0, slots - R.shape[-2]))
-        size = torch.linalg.vector_norm(chosen, dim=-1)
-        dependent = filled & (diagonal <= tolerance.rank(rows.dtype, rows.n) * size)
+        order = torch.where(sides != 0, order, 0)
+        pinv, dependent = _invert(pick_rows(rows.A, order), count, tolerance.rank(rows.dtype, rows.n))
         several = dependent.any(-1)
         if not several.any():
-            break
+            return Choice(order, sides, pinv, found)
         # Only the first is sure to depend on the others: what follows it was measured against noise.
         first = order.gather(-1, dependent.to(torch.int8).argmax(-1, keepdim=True))
         marked = torch.where(several.unsqueeze(-1), marked.scatter(-1, first, 0), marked)
-    R = R + torch.diag_embed((~filled).to(R.dtype))
-    pinv = torch.linalg.solve_triangular(R, (Q * filled.unsqueeze(-2)).mT, upper=True).mT
-    return Choice(order, sides, pinv * filled.unsqueeze(-2), found)
+
+
+def _invert(chosen: Tensor, count: Tensor, cut: float) -> tuple[Tensor, Tensor]:
+    """``A_γ⁺ = Q R⁻ᵀ`` from ``A_γᵀ = Q R``, ``(B, n, k)``, and which rows depend on those before them, ``(B, k)``.
+
+    Samples with the same number of rows are factorised together, each at its own width: the bits of one sample do not
+    depend on what else is in the batch.
+    """
+    samples, slots, n = chosen.shape
+    pinv = chosen.new_zeros(samples, n, slots)
+    dependent = torch.zeros(samples, slots, dtype=torch.bool, device=chosen.device)
+    for k in count.unique().tolist():
+        some = (count == k).nonzero().squeeze(-1)
+        A = chosen[some, :k]
+        Q, R = torch.linalg.qr(A.mT)
+        width = min(k, n)
+        diagonal = torch.nn.functional.pad(R.diagonal(dim1=-2, dim2=-1).abs(), (0, k - width))
+        poor = diagonal <= cut * torch.linalg.vector_norm(A, dim=-1)
+        dependent[some, :k] = poor
+        if not poor.any():
+            pinv[some, :, :k] = torch.linalg.solve_triangular(R, Q.mT, upper=True).mT
+        else:
+            sound = (~poor.any(-1)).nonzero().squeeze(-1)
+            pinv[some[sound], :, :k] = torch.linalg.solve_triangular(R[sound], Q[sound].mT, upper=True).mT
+    return pinv, dependent
 
 
 def is_optimal(rows: Rows, choice: Choice, g: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -25,7 +26,7 @@ from torch import Tensor
 from caffnet import tolerance
 from caffnet.constraints import BOTH, EQUAL, FREE, LOWER, UPPER
 from caffnet.errors import BudgetError
-from caffnet.rows import Rows, largest
+from caffnet.rows import Rows, largest, pick_rows
 from caffnet.search.contract import Choice, distance
 from caffnet.search.faces import Faces, factor, numerical_rank
 
@@ -104,33 +105,29 @@ def _list_subsets(sides: tuple[str, ...], sizes: tuple[int, ...], budget: int) -
             f'alone; the budget is {budget / 2**20:.3g} MiB. Use search="active", which needs no list, '
             'or search="auto", or raise budget= (bytes).'
         )
-    options = [
-        (row, sign)
-        for row, side in enumerate(sides)
-        for sign in {UPPER: (1,), LOWER: (-1,), BOTH: (-1, 1)}.get(side, ())
-    ]
-    row_of = np.array([row for row, _ in options], dtype=np.int64)
-    sign_of = np.array([sign for _, sign in options], dtype=np.int8)
-    # The first option that belongs to a later row: a subset is extended from there on.
-    after = np.searchsorted(row_of, row_of, side="right")
-    level, levels = np.zeros((1, 0), dtype=np.int64), {}
-    for k in range(max(sizes, default=0) + 1):
-        if k:
-            start = after[level[:, -1]] if k > 1 else np.zeros(len(level), dtype=np.int64)
-            grow = len(options) - start
-            parent = np.repeat(np.arange(len(level)), grow)
-            offset = np.arange(len(parent)) - np.repeat(np.cumsum(grow) - grow, grow)
-            level = np.column_stack([level[parent], start[parent] + offset])
-        levels[k] = level
-    rows = np.zeros((count, slots), dtype=np.int64)
-    signs = np.zeros((count, slots), dtype=np.int8)
+    free = np.array([row for row, side in enumerate(sides) if side not in (EQUAL, FREE)], dtype=np.int64)
+    two_sided = np.array([side == BOTH for side in sides], dtype=bool)
+    first_sign = np.array([1 if side == UPPER else -1 for side in sides], dtype=np.int8)
+    rows, signs = np.zeros((count, slots), dtype=np.int64), np.zeros((count, slots), dtype=np.int8)
     rows[:, : len(equalities)] = equalities
     signs[:, : len(equalities)] = 1
     place = 0
-    for k in sorted(set(sizes)):
-        part = slice(place, place + len(levels[k]))
-        chosen = slice(len(equalities), len(equalities) + k)
-        rows[part, chosen], signs[part, chosen] = row_of[levels[k]], sign_of[levels[k]]
+    for k in sizes:
+        combinations = itertools.combinations(free, k)
+        total = math.comb(len(free), k) * k
+        chosen = np.fromiter(itertools.chain.from_iterable(combinations), np.int64, total)
+        chosen = chosen.reshape(-1, k) if k else np.zeros((1, 0), dtype=np.int64)
+        sign = first_sign[chosen]
+        for slot in range(k):  # a two-sided row takes part twice: once at each side
+            twice = two_sided[chosen[:, slot]]
+            copies = np.repeat(np.arange(len(chosen)), 1 + twice)
+            second = np.zeros(len(copies), dtype=bool)
+            second[1:] = copies[1:] == copies[:-1]
+            chosen, sign = chosen[copies], sign[copies]
+            sign[second, slot] = 1
+        part = slice(place, place + len(chosen))
+        rows[part, len(equalities) : len(equalities) + k] = chosen
+        signs[part, len(equalities) : len(equalities) + k] = sign
         place = part.stop
     return rows, signs
 
@@ -161,6 +158,13 @@ class Enumeration:
         minimal = self.minimal if self.minimal is None or self.minimal.ndim == 0 else self.minimal[samples]
         return dataclasses.replace(self, faces=faces, minimal=minimal)
 
+    def only(self, sample: Tensor) -> Enumeration:
+        """One sample, without the batch axis."""
+        alone = self.take(sample.reshape(1))
+        faces = None if alone.faces is None else Faces(*(t[0] for t in alone.faces))
+        minimal = None if alone.minimal is None else alone.minimal.reshape(())
+        return dataclasses.replace(alone, faces=faces, minimal=minimal)
+
     def tensors(self) -> list[Tensor]:
         """All tensors in a row; `from_tensors` is the inverse."""
         lite = [] if self.minimal is None else [self.minimal]
@@ -176,7 +180,7 @@ class Enumeration:
 
 def equality_rank(rows: Rows, sides: Sequence[str]) -> Tensor:
     """The rank of the equality rows, a number or ``(B,)``."""
-    chosen = torch.tensor([side == EQUAL for side in sides], dtype=torch.bool, device=rows.A.device)
+    chosen = [row for row, side in enumerate(sides) if side == EQUAL]
     return numerical_rank(rows.A[..., chosen, :], rows.dtype)
 
 
@@ -239,9 +243,10 @@ def choose(rows: Rows, plan: Enumeration, f: Tensor, g: Tensor, norm: float) -> 
 def _chunks(rows: Rows, plan: Enumeration, samples: int) -> tuple[int, int]:
     """How many samples and how many sub-constraints at a time stay within the budget."""
     n, m, k = rows.n, rows.m, plan.table.rows.shape[-1]
-    per_candidate = (4 * n + 3 * m + 2 * k) * rows.A.element_size()
-    if plan.faces is None and not rows.shared:
-        per_candidate += 4 * n * (n + k) * rows.A.element_size()
+    # Candidates, values, both residuals and their masks; and the faces, where they are made on the way.
+    per_candidate = (6 * n + 6 * m + 4 * k) * rows.A.element_size()
+    if plan.faces is None:
+        per_candidate += 6 * n * (n + k) * rows.A.element_size()
     fit = max(plan.budget // max(per_candidate, 1), 1)
     # All distances of a sample are kept (the winner is chosen among all of them at once), so that the answer cannot
     # depend on the chunks.
@@ -278,8 +283,7 @@ def choose_at_once(rows: Rows, plan: Enumeration, f: Tensor, g: Tensor, norm: fl
     winner = torch.where(lengths <= limit.unsqueeze(-1), order, len(table) - 1).amin(-1)
     chosen_rows, chosen_sides = table.rows[winner], table.sides[winner]
     if faces is None:
-        mine = rows.A[chosen_rows] if rows.shared else _gather_rows(rows.A, chosen_rows)
-        own = factor(mine, chosen_sides != 0, table.equalities, rows.dtype)
+        own = factor(pick_rows(rows.A, chosen_rows), chosen_sides != 0, table.equalities, rows.dtype)
         pinv, used = own.pinv, own.used
     elif faces.pinv.ndim == 3:
         pinv, used = faces.pinv[winner], faces.used[winner]
@@ -297,10 +301,6 @@ def _part(rows: Rows, part: Table, faces: Faces | None, start: int) -> Faces:
     return Faces(*(t[:, start : start + len(part)] for t in faces))
 
 
-def _gather_rows(A: Tensor, index: Tensor) -> Tensor:
-    return A.gather(-2, index.unsqueeze(-1).expand(*index.shape, A.shape[-1]))
-
-
 def _lengths(
     rows: Rows, table: Table, faces: Faces, minimal: Tensor | None, f: Tensor, g: Tensor, norm: float
 ) -> Tensor:
@@ -311,10 +311,12 @@ def _lengths(
     finite = target.abs() < math.inf
     known = (finite | ~faces.used).all(-1)
     target = torch.where(finite, target, 0.0)
-    if faces.pinv.ndim == 3:
-        y = torch.einsum("knr,bkr->bkn", faces.pinv, target) + torch.einsum("kni,bi->bkn", faces.null, g)
-    else:
-        y = torch.einsum("bknr,bkr->bkn", faces.pinv, target) + torch.einsum("bkni,bi->bkn", faces.null, g)
+    # One letter for the sample where the faces have one: a shared A is never copied for the batch.
+    each = "b" if faces.pinv.ndim == 4 else ""
+    y = torch.einsum(f"{each}knr,bkr->bkn", faces.pinv, target) + torch.einsum(f"{each}kni,bi->bkn", faces.null, g)
+    # Rounding leaves eps |g| of g in the directions that the rows fix; far away that would look like a violation.
+    left = torch.einsum(f"{each}krn,bkn->bkr", faces.rows, y) - torch.where(faces.used, target, 0.0)
+    y = y - torch.einsum(f"{each}knr,bkr->bkn", faces.pinv, left)
     value = y @ rows.A.mT  # (B, K, m)
     share = tolerance.feasibility(rows.dtype, rows.n)
     above = value - (rows.upper + share * rows.upper.abs()).unsqueeze(1)

@@ -29,12 +29,14 @@ class Faces(NamedTuple):
         null: ``I - A_γ⁺ A_γ``, ``(..., n, n)``.
         used: which slots carry a row, ``(..., k)``.
         independent: whether all rows that had to be independent are, ``(...)``.
+        rows: ``A_γ``, ``(..., k, n)``, zero in the slots that are not used.
     """
 
     pinv: Tensor
     null: Tensor
     used: Tensor
     independent: Tensor
+    rows: Tensor
 
 
 def factor(rows: Tensor, filled: Tensor, optional: int, dtype: torch.dtype) -> Faces:
@@ -65,7 +67,8 @@ def factor(rows: Tensor, filled: Tensor, optional: int, dtype: torch.dtype) -> F
         shrink = torch.where(adds, 1 / torch.where(adds, squared, 1.0), 0.0)
         null = null - shrink[..., None, None] * r.unsqueeze(-1) * r.unsqueeze(-2)
         used.append(adds)
-    return Faces(pinv, null, torch.stack(used, -1) if used else filled, independent)
+    mask = torch.stack(used, -1) if used else filled
+    return Faces(pinv, null, mask, independent, rows * mask.unsqueeze(-1))
 
 
 def numerical_rank(A: Tensor, dtype: torch.dtype) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from caffnet import tolerance
-from caffnet.rows import Rows, largest, product
+from caffnet.rows import Rows, largest, pick_rows, product
 from caffnet.search.contract import Choice
 
 
@@ -48,7 +48,7 @@ def flat_point(rows: Rows, choice: Choice, g: Tensor) -> Tensor:
     of ``g`` in the directions that the rows fix. Computed in the type of ``A_γ⁺``, returned in that of `g`.
     """
     kind, rows, g = g.dtype, rows.to(choice.pinv.dtype), g.to(choice.pinv.dtype)
-    chosen = gather_rows(rows, choice.rows) * (choice.sides != 0).unsqueeze(-1)
+    chosen = pick_rows(rows.A, choice.rows) * (choice.sides != 0).unsqueeze(-1)
     target = targets(rows, choice)
     y = product(choice.pinv, target) + (g - product(choice.pinv, product(chosen, g)))
     return (y - product(choice.pinv, product(chosen, y) - target)).to(kind)
@@ -60,11 +60,10 @@ def targets(rows: Rows, choice: Choice) -> Tensor:
     return torch.where((choice.sides != 0) & bound.isfinite(), bound, 0.0)
 
 
-def gather_rows(rows: Rows, order: Tensor) -> Tensor:
-    """The rows of each sample's slots, ``(B, k, n)``."""
-    if rows.shared:
-        return rows.A[order]
-    return rows.A.gather(-2, order.unsqueeze(-1).expand(*order.shape, rows.n))
+def within_box(rows: Rows, y: Tensor) -> Tensor:
+    """Whether rows of the form ``± y_j`` hold exactly, ``(B,)``; bounds that cross are left to the other test."""
+    low, high = box_limits(rows)
+    return ((low > high) | ((low <= y) & (y <= high))).all(-1)
 
 
 def box_limits(rows: Rows) -> tuple[Tensor, Tensor]:
