@@ -2,8 +2,8 @@
 
 The clock turns in rounds: in each round every contestant runs one block of calls, so a disturbance of the machine hits
 all of them, and the median over the rounds drops it. A block is long enough for the clock (a call at batch 1 is
-repeated many times), and a call that is not timed comes before it. `forward` is without gradient, `train` is forward and
-backward with the same upstream gradient for all.
+repeated many times), and a call that is not timed comes before it. `forward` is without gradient, `train` is forward
+and backward with the same upstream gradient for all.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import gc
 import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from caffnet.bench.ready import Limits, Ready, Refused
 from caffnet.bench.reference import Reference
 from caffnet.bench.tasks import TASKS, Task
 
+LONG = 2  # times the seconds of an effort: measured by a single call
 GROWS_LIKE = 3  # a contestant's time is expected to grow at least like n³: what is skipped is said
 
 
@@ -34,12 +35,12 @@ class Effort:
 
     Attributes:
         seconds: per contestant, task and direction; slow ones get `least` rounds anyway.
-        least: rounds at least (one for a call that alone takes longer than `seconds`).
+        least: rounds at least (three, or one, for a call that alone takes longer than `seconds`).
         most: rounds at most.
         block_seconds: calls are repeated within a block until it takes about this long.
     """
 
-    seconds: float = 3.0
+    seconds: float = 1.0
     least: int = 5
     most: int = 200
     block_seconds: float = 2e-3
@@ -101,10 +102,13 @@ def run(
     names: list[str],
     limits: Limits,
     effort: Effort,
-    with_memory: bool = True,
+    memory_of: Collection[str] = (),
     progress: Progress | None = None,
 ) -> tuple[list[dict[str, Any]], list[Record]]:
-    """Measure; the facts about each task, and the records in the order of tasks and contestants."""
+    """Measure; the facts about each task, and the records in the order of tasks and contestants.
+
+    Peak memory is measured for the contestants in `memory_of`.
+    """
     torch.set_num_threads(limits.threads)
     facts: list[dict[str, Any]] = []
     records: list[Record] = []
@@ -114,8 +118,8 @@ def run(
         exact = reference.solve(task)
         facts.append(describe(task, exact))
         found = measure_task(task, exact, names, limits, effort, slowest, progress)
-        if with_memory:
-            took_part = [n for n, r in found.items() if r.skipped is None]
+        took_part = [n for n, r in found.items() if r.skipped is None and n in memory_of]
+        if took_part:
             if progress:
                 progress(name, "memory")
             for n, peak in memory.measure(name, took_part, limits).items():
@@ -155,6 +159,7 @@ def measure_task(
     slowest = {} if slowest is None else slowest
     ready: dict[str, Ready] = {}
     found: dict[str, Record] = {}
+    first: dict[str, dict[str, float]] = {}
     for name in names:
         contestant = who.CONTESTANTS[name]
         record = Record(task.name, name, contestant.kind)
@@ -165,10 +170,8 @@ def measure_task(
             if contestant.missing:
                 raise Refused(f"not installed: {', '.join(contestant.missing)}")
             calls = contestant.build(task, limits)
-            start = time.perf_counter()
-            record = compare(record, calls, task, exact)
-            took = time.perf_counter() - start
-            slowest[name, task.family] = (task.n, took)
+            record, first[name] = compare(record, calls, task, exact)
+            slowest[name, task.family] = (task.n, max(first[name].values()))
             ready[name] = calls
         except Refused as reason:
             record = dataclasses.replace(record, skipped=str(reason))
@@ -177,10 +180,14 @@ def measure_task(
         found[name] = record
     if progress:
         progress(task.name, "timing")
-    forward = race({name: calls.forward for name, calls in ready.items()}, effort)
-    train = race({name: calls.train for name, calls in ready.items() if calls.train is not None}, effort)
-    for name in ready:
-        found[name] = dataclasses.replace(found[name], forward=forward[name], train=train.get(name))
+    for direction in ("forward", "train"):
+        calls = {name: getattr(one, direction) for name, one in ready.items() if getattr(one, direction) is not None}
+        # What takes very long was timed when its answers were checked: once, in its first call.
+        long = {name for name in calls if first[name][direction] > LONG * effort.seconds}
+        timed = race({name: call for name, call in calls.items() if name not in long}, effort)
+        timed |= {name: _summary([first[name][direction]], 1) for name in long}
+        for name, timing in timed.items():
+            found[name] = dataclasses.replace(found[name], **{direction: timing})
     return found
 
 
@@ -194,12 +201,16 @@ def _expect(before: tuple[int, float] | None, n: int, limits: Limits) -> None:
         raise Refused(f"took {seconds:.2g} s at n = {size}; at n = {n} it would pass the limit of {limits.seconds:g} s")
 
 
-def compare(record: Record, calls: Ready, task: Task, exact: Reference) -> Record:
-    """The record with what can be said of the answers: violation, distance, gradient. Also the first warm-up."""
+def compare(record: Record, calls: Ready, task: Task, exact: Reference) -> tuple[Record, dict[str, float]]:
+    """The record with what can be said of the answers (violation, distance, gradient), and the first calls' seconds."""
+    start = time.perf_counter()
     y = calls.forward()
+    first = {"forward": time.perf_counter() - start}
     gradient: Tensor | None = None
     if calls.train is not None:
+        start = time.perf_counter()
         trained, gradient = calls.train()
+        first["train"] = time.perf_counter() - start
         if not torch.allclose(trained, y, rtol=1e-6, atol=1e-6, equal_nan=True):
             raise Refused("failed: forward with and without gradient disagree")
     figures: dict[str, float] = {}
@@ -212,7 +223,7 @@ def compare(record: Record, calls: Ready, task: Task, exact: Reference) -> Recor
         figures["wrong"] = (~(far <= 1e-6 * size)).any(-1).double().mean().item()
         if gradient is not None:
             figures["gradient"] = _largest((gradient - exact.gradient).abs()[exact.smooth])
-    return dataclasses.replace(record, **figures)
+    return dataclasses.replace(record, **figures), first
 
 
 def _largest(values: Tensor) -> float:
@@ -244,7 +255,7 @@ def _plan(call: Callable[[], Any], effort: Effort, clock: Callable[[], float]) -
     call()
     once = max(clock() - start, 1e-7)
     if once > effort.seconds:
-        return 1 if once > 3 * effort.seconds else min(3, effort.least), 1, False
+        return 1 if once > LONG * effort.seconds else min(3, effort.least), 1, False
     repeats = max(1, math.ceil(effort.block_seconds / once))
     rounds = int(effort.seconds / (once * (repeats + 1)))
     return min(max(rounds, effort.least), effort.most), repeats, True

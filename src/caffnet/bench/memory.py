@@ -14,6 +14,7 @@ import gc
 import json
 import subprocess
 import sys
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +24,7 @@ import torch
 
 from caffnet.bench.ready import Limits
 
+_SLOW = 1.0
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
@@ -35,8 +37,10 @@ def measure(task: str, names: list[str], limits: Limits) -> dict[str, dict[str, 
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=patience)
     except subprocess.TimeoutExpired:
-        return dict.fromkeys(names, {"failed": "the time limit of the memory run"})
-    found = dict.fromkeys(names, {"failed": f"the memory run ended with code {done.returncode}"})
+        return {name: {"failed": "the time limit of the memory run"} for name in names}
+    found: dict[str, dict[str, Any]] = {
+        name: {"failed": f"the memory run ended with code {done.returncode}"} for name in names
+    }
     for line in done.stdout.splitlines():
         if line.startswith("{"):
             one = json.loads(line)
@@ -45,10 +49,11 @@ def measure(task: str, names: list[str], limits: Limits) -> dict[str, dict[str, 
 
 
 def peak_of(call: Callable[[], Any]) -> dict[str, Any]:
-    """The peak of one call, after two to warm up."""
+    """The peak of one call after one to warm up; the profiler is spared calls that take seconds."""
+    start = time.perf_counter()
     call()
-    call()
-    resident, allocated = _resident(call), _allocated(call)
+    slow = time.perf_counter() - start > _SLOW
+    resident, allocated = _resident(call), None if slow else _allocated(call)
     known = [value for value in (resident, allocated) if value is not None]
     return {"peak": max(known, default=0), "resident": resident, "torch": allocated}
 

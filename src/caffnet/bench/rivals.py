@@ -30,18 +30,18 @@ _INTERIOR = {"tol_gap_abs": TOLERANCE, "tol_gap_rel": TOLERANCE, "tol_feas": TOL
 
 
 def cvxpylayers(task: Task, limits: Limits) -> Ready:
-    """cvxpylayers through diffcp, its default; of diffcp's solvers Clarabel, the most accurate."""
+    """Through diffcp, the default of cvxpylayers; of diffcp's solvers Clarabel, the most accurate."""
     return _cvxpy(task, None, {"solve_method": "Clarabel", **_INTERIOR})
 
 
 def moreau(task: Task, limits: Limits) -> Ready:
-    """cvxpylayers with Moreau."""
+    """With Moreau as the solver of cvxpylayers."""
     return _cvxpy(task, "MOREAU", {"ipm_settings": _INTERIOR})
 
 
 def _cvxpy(task: Task, solver: str | None, options: dict[str, Any]) -> Ready:
     import cvxpy as cp
-    from cvxpylayers.torch import CvxpyLayer
+    from cvxpylayers.torch import CvxpyLayer  # pyright: ignore[reportPrivateImportUsage]
 
     s = task.standard()
     y, f, h = cp.Variable(task.n), cp.Parameter(task.n), cp.Parameter(s.h.shape[-1])
@@ -83,7 +83,8 @@ def proxsuite(task: Task, limits: Limits) -> Ready:
     """ProxSuite's QPLayer. It takes half of the cores by itself; here it gets the threads of the run."""
     from proxsuite.torch import qplayer
 
-    vars(qplayer)["os"] = types.SimpleNamespace(cpu_count=lambda: 2 * limits.threads)
+    library: Any = qplayer
+    library.os = types.SimpleNamespace(cpu_count=lambda: 2 * limits.threads)
     s = task.standard()
     Q, none = torch.eye(task.n, dtype=torch.float64), torch.empty(0, dtype=torch.float64)
     C, d = (s.C, s.d) if task.equalities else (none, none)
@@ -117,7 +118,7 @@ def _of_jax(call: Any, task: Task) -> Ready:
 
 
 def qpax(task: Task, limits: Limits) -> Ready:
-    """qpax's interior-point method, differentiable with respect to its data; its gradient is smoothed."""
+    """The interior-point method of qpax, differentiable with respect to its data; its gradient is smoothed."""
     import jax
 
     jax.config.update("jax_enable_x64", True)
@@ -144,20 +145,20 @@ def pinet(task: Task, limits: Limits) -> Ready:
     jax.config.update("jax_enable_x64", True)
     import pinet as package
 
+    if not hasattr(package, "ProjectionInstance"):
+        raise Refused("not installed: pinet-hcnn (the package named pinet is another one)")
     s = task.standard()
     G, h, C, d = (jax.numpy.asarray(t.numpy()) for t in (s.G, s.h, s.C, s.d))
     lower = jax.numpy.full_like(h, -jax.numpy.inf)
-    inequality = package.AffineInequalityConstraint(C=G[None], lb=lower[:, :, None], ub=h[:, :, None])
-    equality = None
-    if task.equalities:
-        equality = package.EqualityConstraint(A=C[None], b=d[:, :, None], var_b=True)
+    inequality = package.AffineInequalityConstraint(G[None], lower[:, :, None], h[:, :, None])
+    equality = package.EqualityConstraint(C[None], d[:, :, None], var_b=True) if task.equalities else None
     layer = package.Project(eq_constraint=equality, ineq_constraint=inequality)
 
     def call(f: Any) -> Any:
-        point = package.ProjectionInstance(x=f[:, :, None])
-        if task.equalities:
-            point = point.update(eq=package.EqualityInputs(b=d[:, :, None]))
-        return layer.call(point, n_iter=PINET_ITERATIONS)[0].x[:, :, 0]
+        right = package.EqualityConstraintsSpecification(b=d[:, :, None]) if task.equalities else None
+        point = package.ProjectionInstance(x=f[:, :, None], eq=right)
+        found = layer.call(y_raw=point, n_iter=PINET_ITERATIONS, n_iter_bwd=PINET_ITERATIONS)
+        return found[0].x[:, :, 0]
 
     return _of_jax(call, task)
 

@@ -132,7 +132,7 @@ def opt() -> Task:
 
 
 def cbf(batch: int) -> Task:
-    """The paper's control task at safe initial states: n = 2, 13 rows, one A per state; f is a saturated random input."""
+    """The paper's control task at safe states: n = 2, 13 rows, one A per state; f is random, around the limits."""
     stream, problem = _stream(), DrivingProblem(SEED)
     x = problem.train
     with torch.no_grad():
