@@ -177,13 +177,11 @@ def bench(
     contestant: Annotated[
         list[str] | None, typer.Option(help="Repeat for more. All that are installed by default.")
     ] = None,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Few rounds, small sizes, memory of ours only: a first look.")
-    ] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Few rounds, small sizes: a first look.")] = False,
     out: Annotated[Path, typer.Option(help="Folder for bench.json, bench.md and the plots.")] = Path("bench"),
     threads: Annotated[int | None, typer.Option(help="For torch and the rivals; all cores by default.")] = None,
     limit: Annotated[float, typer.Option(help="Seconds that one call of a contestant may take.")] = 30.0,
-    memory: Annotated[bool, typer.Option(help="Measure peak memory too, in processes of their own.")] = True,
+    memory: Annotated[str, typer.Option(help="Whose peak memory to measure: ours, all or none.")] = "ours",
 ) -> None:
     """Measure the layer, its backbone, the paper's algorithm and the rivals; say which promises hold."""
     from caffnet.bench import contestants, machine, tasks
@@ -199,11 +197,11 @@ def bench(
     console = Console(width=None if sys.stdout.isatty() else 150)
     try:
         chosen, names = tasks.select(task, quick), contestants.select(contestant)
+        watched = contestants.watched(names, memory)
     except ValueError as error:
         _fail(error)
-    ours = [name for name in names if contestants.CONTESTANTS[name].kind == "layer"]
-    watched = [] if not memory else ours if quick else names
     limits = Limits(threads or machine.default_threads(), seconds=limit)
+    conditions = {**machine.conditions(limits.threads), "quick": quick}
     with Progress(console=console, transient=True) as progress:
         bar = progress.add_task("measuring", total=None)
         facts, records = measure.run(
@@ -213,8 +211,10 @@ def bench(
             measure.QUICK if quick else measure.Effort(),
             watched,
             lambda where, what: progress.update(bar, description=f"{where}: {what}"),
+            lambda facts, records: report.save(out, conditions, facts, records),
         )
-    conditions, judged = {**machine.conditions(), "quick": quick}, claims.judge(facts, records)
+    conditions["load_at_end"] = machine.load()
+    judged = claims.judge(facts, records)
     for title, header, rows in (
         ("Measured (medians)", report.RECORD_HEADER, report.record_rows(facts, records)),
         ("Not measured", ("contestant", "why", "tasks"), report.absent(records)),

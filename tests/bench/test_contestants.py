@@ -104,6 +104,13 @@ def test_unknown_contestants_are_named():
         contestants.select(["nope"])
 
 
+def test_whose_memory_is_measured():
+    names = ["backbone", "caffnet", "daqp"]
+    assert [contestants.watched(names, whose) for whose in ("none", "ours", "all")] == [[], ["caffnet"], names]
+    with pytest.raises(ValueError, match="none, ours, all, got 'some'"):
+        contestants.watched(names, "some")
+
+
 def test_rivals_are_imported_late():
     import subprocess
     import sys

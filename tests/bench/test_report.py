@@ -200,16 +200,16 @@ def test_the_process_starts_again_to_let_threads_sleep(monkeypatch):
 
 
 def test_conditions_say_what_the_figures_depend_on():
-    found = machine.conditions()
+    found = machine.conditions(3)
     assert found["versions"]["torch"] and found["cores"] >= 1
-    assert {"processor", "load", "OMP_WAIT_POLICY", "torch_threads"} <= found.keys()
+    assert {"processor", "load", "OMP_WAIT_POLICY"} <= found.keys() and found["threads"] == 3
 
 
 def test_the_command_line(tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
     monkeypatch.setattr(measure, "QUICK", Effort(0.01, 1, 2, 1e-4))
     monkeypatch.setattr(figures, "DPI", 40)
-    options = ["--task", "cbf-1", "--contestant", "caffnet", "--threads", "1", "--no-memory", "--quick"]
+    options = ["--task", "cbf-1", "--contestant", "caffnet", "--threads", "1", "--memory", "none", "--quick"]
     ran = CliRunner().invoke(app, ["bench", *options, "--out", str(tmp_path)])
     assert ran.exit_code == 0, ran.output
     assert "cbf-1: layer / backbone" in ran.output

@@ -149,3 +149,15 @@ def select(wanted: list[str] | None) -> list[str]:
         if word not in CONTESTANTS:
             raise ValueError(f"There is no contestant {word!r}: use one of {', '.join(CONTESTANTS)}.")
     return [name for name in CONTESTANTS if name in wanted or name == BACKBONE]
+
+
+def watched(names: list[str], whose: str) -> list[str]:
+    """Whose memory is measured: ``ours``, ``all`` or ``none``.
+
+    Raises:
+        ValueError: another word.
+    """
+    choices = {"none": (), "ours": ("layer",), "all": {CONTESTANTS[name].kind for name in names}}
+    if whose not in choices:
+        raise ValueError(f"Memory can be measured of {', '.join(choices)}, got {whose!r}.")
+    return [name for name in names if CONTESTANTS[name].kind in choices[whose]]

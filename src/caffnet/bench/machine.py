@@ -10,8 +10,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import torch
-
 _PACKAGES = ("caffnet", "torch", "numpy", "daqp", "cvxpy", "cvxpylayers", "diffcp", "clarabel", "moreau", "qpth")
 _PACKAGES += ("proxsuite", "quadprog", "piqp", "jax", "qpax", "pinet-hcnn")
 PASSIVE = {"OMP_WAIT_POLICY": "PASSIVE"}
@@ -37,15 +35,15 @@ def default_threads() -> int:
     return os.cpu_count() or 1
 
 
-def conditions() -> dict[str, Any]:
-    """What the figures depend on."""
+def conditions(threads: int) -> dict[str, Any]:
+    """What the figures depend on, when a run with this many threads begins."""
     return {
         "when": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "platform": platform.platform(),
         "processor": _processor(),
         "cores": default_threads(),
-        "load": _load(),
-        "torch_threads": torch.get_num_threads(),
+        "load": load(),
+        "threads": threads,
         "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY"),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS"),
         "python": platform.python_version(),
@@ -53,7 +51,7 @@ def conditions() -> dict[str, Any]:
     }
 
 
-def _load() -> list[float] | None:
+def load() -> list[float] | None:
     """Processes that wanted to run, on average over 1, 5 and 15 minutes."""
     return [round(value, 2) for value in os.getloadavg()] if hasattr(os, "getloadavg") else None
 

@@ -104,10 +104,12 @@ def run(
     effort: Effort,
     memory_of: Collection[str] = (),
     progress: Progress | None = None,
+    after_task: Callable[[list[dict[str, Any]], list[Record]], None] | None = None,
 ) -> tuple[list[dict[str, Any]], list[Record]]:
     """Measure; the facts about each task, and the records in the order of tasks and contestants.
 
-    Peak memory is measured for the contestants in `memory_of`.
+    Peak memory is measured for the contestants in `memory_of`. `after_task` gets what there is so far: a run that is
+    stopped keeps its finished tasks.
     """
     torch.set_num_threads(limits.threads)
     facts: list[dict[str, Any]] = []
@@ -125,6 +127,8 @@ def run(
             for n, peak in memory.measure(name, took_part, limits).items():
                 found[n] = dataclasses.replace(found[n], memory=peak)
         records += found.values()
+        if after_task:
+            after_task(facts, records)
     return facts, records
 
 

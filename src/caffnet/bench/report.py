@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from caffnet.bench.claims import ABSENT, Claim, Figure, Table
+from caffnet.bench.claims import ABSENT, Claim, Figure, Table, judge
 from caffnet.bench.contestants import BACKBONE
 from caffnet.bench.measure import Record, Timing
 
@@ -111,6 +111,14 @@ def to_markdown(
     return "\n".join(parts)
 
 
+def save(folder: Path, conditions: dict[str, Any], facts: Sequence[dict[str, Any]], records: Sequence[Record]) -> Path:
+    """``bench.json`` alone."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "bench.json"
+    path.write_text(to_json(conditions, facts, records, judge(facts, records)) + "\n", encoding="utf-8")
+    return path
+
+
 def write(
     folder: Path,
     conditions: dict[str, Any],
@@ -121,10 +129,8 @@ def write(
     """``bench.json``, ``bench.md`` and the figures."""
     from caffnet.bench.figures import draw
 
-    folder.mkdir(parents=True, exist_ok=True)
+    data, page = save(folder, conditions, facts, records), folder / "bench.md"
     drawn = draw(folder, facts, records)
-    data, page = folder / "bench.json", folder / "bench.md"
-    data.write_text(to_json(conditions, facts, records, claims) + "\n", encoding="utf-8")
     text = to_markdown(conditions, facts, records, claims, [path.name for path in drawn])
     page.write_text(text, encoding="utf-8")
     return [data, page, *drawn]
@@ -156,11 +162,11 @@ def _power(value: float | None) -> str:
 
 
 def _sentence(conditions: dict[str, Any]) -> str:
-    load = conditions.get("load")
-    busy = f", load {load[0]} when it ended" if load else ""
+    loads = [conditions[key][0] for key in ("load", "load_at_end") if conditions.get(key)]
+    busy = f", load {' to '.join(map(str, loads))}" if loads else ""
     return (
         f"{conditions.get('when')}, {conditions.get('processor')}, {conditions.get('cores')} cores, "
-        f"{conditions.get('torch_threads')} threads, OMP_WAIT_POLICY={conditions.get('OMP_WAIT_POLICY')}{busy}."
+        f"{conditions.get('threads')} threads, OMP_WAIT_POLICY={conditions.get('OMP_WAIT_POLICY')}{busy}."
     )
 
 
