@@ -124,9 +124,15 @@ CONTESTANTS: dict[str, Contestant] = {
             "proxsuite", "differentiable", rivals.proxsuite, ("proxsuite",), "QPFunction, eps 1e-9, all threads"
         ),
         Contestant(
-            "qpax", "differentiable", rivals.qpax, ("jax", "qpax"), "jit(vmap(solve_qp_primal)), tolerance 1e-9"
+            "qpax",
+            "differentiable",
+            rivals.qpax,
+            ("jax", "qpax"),
+            "jit(vmap(solve_qp_primal)), tolerance 1e-9; all cores",
         ),
-        Contestant("pinet", "differentiable", rivals.pinet, ("jax", "pinet"), "jit, 1000 iterations, shared A only"),
+        Contestant(
+            "pinet", "differentiable", rivals.pinet, ("jax", "pinet"), "jit, 1000 iterations, shared A only; all cores"
+        ),
         Contestant(RAW, "raw", rivals.daqp, ("daqp",), "Python loop, tolerance 1e-9"),
         Contestant("quadprog", "raw", rivals.quadprog, ("quadprog",), "Python loop"),
         Contestant("piqp", "raw", rivals.piqp, ("piqp",), "Python loop, tolerance 1e-9"),

@@ -21,6 +21,7 @@ _LOOKS = {
     BACKBONE: ("#000000", "", "--"),
     "caffnet-full": ("#E69F00", "s", "-"),
     "caffnet-lite": ("#E69F00", "v", "-"),
+    "caffnet-active": ("#E69F00", "o", "-"),
     "literal": ("#999999", "X", ":"),
     "cvxpylayers": ("#CC79A7", "^", "-"),
     "cvxpylayers-moreau": ("#CC79A7", "D", "-"),

@@ -104,7 +104,7 @@ def run(
     effort: Effort,
     memory_of: Collection[str] = (),
     progress: Progress | None = None,
-    after_task: Callable[[list[dict[str, Any]], list[Record]], None] | None = None,
+    after_task: Callable[[list[dict[str, Any]], list[Record]], object] | None = None,
 ) -> tuple[list[dict[str, Any]], list[Record]]:
     """Measure; the facts about each task, and the records in the order of tasks and contestants.
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from caffnet.bench.claims import ABSENT, Claim, Figure, Table, judge
-from caffnet.bench.contestants import BACKBONE
+from caffnet.bench.contestants import BACKBONE, CONTESTANTS
 from caffnet.bench.measure import Record, Timing
 
 CLAIM_HEADER = ("must show", "forward", "", "forward + backward", "", "note")
@@ -104,6 +104,8 @@ def to_markdown(
     parts += [f"![{name}]({name})" for name in figures] + [""] * bool(figures)
     parts += ["## Measured", "", "Medians; distance and gradient are the largest error of an entry.", ""]
     parts += [*_grid(RECORD_HEADER, record_rows(facts, records)), ""]
+    took_part = [CONTESTANTS[name] for name in CONTESTANTS if any(r.contestant == name for r in records if r.forward)]
+    parts += [*_grid(("contestant", "how it is called"), [(c.name, c.note) for c in took_part]), ""]
     missing = absent(records)
     if missing:
         parts += ["## Not measured", "", *_grid(("contestant", "why", "tasks"), missing), ""]
