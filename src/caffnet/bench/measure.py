@@ -35,7 +35,7 @@ class Effort:
 
     Attributes:
         seconds: per contestant, task and direction; slow ones get `least` rounds anyway.
-        least: rounds at least (three, or one, for a call that alone takes longer than `seconds`).
+        least: rounds at least; a call that alone takes more than twice `seconds` is timed once.
         most: rounds at most.
         block_seconds: calls are repeated within a block until it takes about this long.
     """
@@ -163,7 +163,6 @@ def measure_task(
     slowest = {} if slowest is None else slowest
     ready: dict[str, Ready] = {}
     found: dict[str, Record] = {}
-    first: dict[str, dict[str, float]] = {}
     for name in names:
         contestant = who.CONTESTANTS[name]
         record = Record(task.name, name, contestant.kind)
@@ -174,8 +173,7 @@ def measure_task(
             if contestant.missing:
                 raise Refused(f"not installed: {', '.join(contestant.missing)}")
             calls = contestant.build(task, limits)
-            record, first[name] = compare(record, calls, task, exact)
-            slowest[name, task.family] = (task.n, max(first[name].values()))
+            record = compare(record, calls, task, exact)
             ready[name] = calls
         except Refused as reason:
             record = dataclasses.replace(record, skipped=str(reason))
@@ -186,12 +184,11 @@ def measure_task(
         progress(task.name, "timing")
     for direction in ("forward", "train"):
         calls = {name: getattr(one, direction) for name, one in ready.items() if getattr(one, direction) is not None}
-        # What takes very long was timed when its answers were checked: once, in its first call.
-        long = {name for name in calls if first[name][direction] > LONG * effort.seconds}
-        timed = race({name: call for name, call in calls.items() if name not in long}, effort)
-        timed |= {name: _summary([first[name][direction]], 1) for name in long}
+        timed = race(calls, effort)
         for name, timing in timed.items():
             found[name] = dataclasses.replace(found[name], **{direction: timing})
+            before = slowest.get((name, task.family), (task.n, 0.0))
+            slowest[name, task.family] = (task.n, max(timing.median, before[1] if before[0] == task.n else 0.0))
     return found
 
 
@@ -205,16 +202,12 @@ def _expect(before: tuple[int, float] | None, n: int, limits: Limits) -> None:
         raise Refused(f"took {seconds:.2g} s at n = {size}; at n = {n} it would pass the limit of {limits.seconds:g} s")
 
 
-def compare(record: Record, calls: Ready, task: Task, exact: Reference) -> tuple[Record, dict[str, float]]:
-    """The record with what can be said of the answers (violation, distance, gradient), and the first calls' seconds."""
-    start = time.perf_counter()
+def compare(record: Record, calls: Ready, task: Task, exact: Reference) -> Record:
+    """The record with what can be said of the answers: violation, distance, gradient. Also the first warm-up."""
     y = calls.forward()
-    first = {"forward": time.perf_counter() - start}
     gradient: Tensor | None = None
     if calls.train is not None:
-        start = time.perf_counter()
         trained, gradient = calls.train()
-        first["train"] = time.perf_counter() - start
         if not torch.allclose(trained, y, rtol=1e-6, atol=1e-6, equal_nan=True):
             raise Refused("failed: forward with and without gradient disagree")
     figures: dict[str, float] = {}
@@ -227,7 +220,7 @@ def compare(record: Record, calls: Ready, task: Task, exact: Reference) -> tuple
         figures["wrong"] = (~(far <= 1e-6 * size)).any(-1).double().mean().item()
         if gradient is not None:
             figures["gradient"] = _largest((gradient - exact.gradient).abs()[exact.smooth])
-    return dataclasses.replace(record, **figures), first
+    return dataclasses.replace(record, **figures)
 
 
 def _largest(values: Tensor) -> float:
@@ -239,30 +232,32 @@ def race(
     calls: dict[str, Callable[[], Any]], effort: Effort, clock: Callable[[], float] = time.perf_counter
 ) -> dict[str, Timing]:
     """Time all calls in turns."""
-    plan = {name: _plan(call, effort, clock) for name, call in calls.items()}
+    plan: dict[str, tuple[int, int]] = {}
     seen: dict[str, list[float]] = {name: [] for name in calls}
-    total = max((rounds for rounds, _, _ in plan.values()), default=0)
+    for name, call in calls.items():
+        once = _block(call, 1, False, clock)
+        plan[name] = _plan(once, effort)
+        if once > LONG * effort.seconds:
+            seen[name].append(once)  # warm already, by the comparison of its answers
+    total = max((rounds for rounds, _ in plan.values()), default=0)
     order = list(calls)
     for turn in range(total):
         order = order[1:] + order[:1]  # nobody always runs after the same other
         for name in order:
-            rounds, repeats, warm = plan[name]
-            if turn * rounds // total == (turn - 1) * rounds // total and turn:
-                continue  # slow ones run in fewer rounds, spread over all
-            seen[name].append(_block(calls[name], repeats, warm, clock))
+            rounds, repeats = plan[name]
+            # Slow ones run in fewer rounds, spread over all.
+            if turn * rounds // total != (turn - 1) * rounds // total:
+                seen[name].append(_block(calls[name], repeats, repeats > 1 or rounds > effort.least, clock))
     return {name: _summary(values, plan[name][1]) for name, values in seen.items()}
 
 
-def _plan(call: Callable[[], Any], effort: Effort, clock: Callable[[], float]) -> tuple[int, int, bool]:
-    """Rounds, calls per block, and whether a call that is not timed comes before each block."""
-    start = clock()
-    call()
-    once = max(clock() - start, 1e-7)
-    if once > effort.seconds:
-        return 1 if once > LONG * effort.seconds else min(3, effort.least), 1, False
-    repeats = max(1, math.ceil(effort.block_seconds / once))
-    rounds = int(effort.seconds / (once * (repeats + 1)))
-    return min(max(rounds, effort.least), effort.most), repeats, True
+def _plan(once: float, effort: Effort) -> tuple[int, int]:
+    """Rounds and calls per block, for a call that takes `once`; no rounds for one that takes very long."""
+    if once > LONG * effort.seconds:
+        return 0, 1
+    repeats = max(1, math.ceil(effort.block_seconds / max(once, 1e-7)))
+    rounds = int(effort.seconds / max(once * (repeats + 1), 1e-7))
+    return min(max(rounds, effort.least), effort.most), repeats
 
 
 def _block(call: Callable[[], Any], repeats: int, warm: bool, clock: Callable[[], float]) -> float:
