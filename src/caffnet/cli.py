@@ -227,6 +227,7 @@ def bench(
             grid.add_row(*(_coloured(cell) for cell in row))
         if rows:
             console.print(grid)
+    console.print(report.noise(records))
     for path in report.write(out, conditions, facts, records, judged):
         console.print(f"written: {path}")
 

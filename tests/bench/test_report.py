@@ -139,6 +139,13 @@ def test_the_page_names_what_is_missing():
     assert "![growth.png](growth.png)" in page
 
 
+def test_a_busy_machine_is_told():
+    assert report.noise(invented()).startswith("Third over first quartile of the rounds: 1.22 (median of")
+    loud = [dataclasses.replace(r, forward=Timing(1.0, 0.5, 2.0, 9, 1), train=None) for r in invented()]
+    assert "4.00" in report.noise(loud) and "measure again when it is quiet" in report.noise(loud)
+    assert report.noise([]) == "Nothing was timed twice."
+
+
 def test_figures_are_drawn(tmp_path, monkeypatch):
     monkeypatch.setattr(figures, "DPI", 40)
     written = report.write(tmp_path, {}, FACTS, invented(), claims.judge(FACTS, invented()))

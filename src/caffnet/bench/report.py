@@ -14,6 +14,7 @@ from caffnet.bench.contestants import BACKBONE, CONTESTANTS
 from caffnet.bench.measure import Record, Timing
 
 CLAIM_HEADER = ("must show", "forward", "", "forward + backward", "", "note")
+NOISY = 1.3
 RECORD_HEADER = (
     *("task", "contestant", "forward ms", "/ backbone", "fwd + bwd ms", "/ backbone"),
     *("violation", "distance", "gradient", "memory / inputs"),
@@ -48,6 +49,16 @@ def record_rows(facts: Sequence[dict[str, Any]], records: Sequence[Record]) -> l
             )
         )
     return rows
+
+
+def noise(records: Sequence[Record]) -> str:
+    """How far the rounds of one measurement lay apart: a figure is as good as the machine was quiet."""
+    spreads = sorted(t.high / t.low for r in records for t in (r.forward, r.train) if t and t.rounds > 1)
+    if not spreads:
+        return "Nothing was timed twice."
+    middle = spreads[len(spreads) // 2]
+    advice = " The machine was busy: measure again when it is quiet." if middle > NOISY else ""
+    return f"Third over first quartile of the rounds: {middle:.2f} (median of {len(spreads)} measurements).{advice}"
 
 
 def absent(records: Sequence[Record]) -> list[tuple[str, str, str]]:
@@ -102,7 +113,12 @@ def to_markdown(
     parts = ["# Benchmark", "", _sentence(conditions), ""]
     parts += ["## What the layer must show", "", *_grid(CLAIM_HEADER, claim_rows(claims)), ""]
     parts += [f"![{name}]({name})" for name in figures] + [""] * bool(figures)
-    parts += ["## Measured", "", "Medians; distance and gradient are the largest error of an entry.", ""]
+    parts += [
+        "## Measured",
+        "",
+        f"Medians; distance and gradient are the largest error of an entry. {noise(records)}",
+        "",
+    ]
     parts += [*_grid(RECORD_HEADER, record_rows(facts, records)), ""]
     took_part = [CONTESTANTS[name] for name in CONTESTANTS if any(r.contestant == name for r in records if r.forward)]
     parts += [*_grid(("contestant", "how it is called"), [(c.name, c.note) for c in took_part]), ""]
