@@ -5,17 +5,21 @@ BIN := $(VENV)/bin
 # Idle threads that spin slow down everything else on a small machine.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: demo test lint build clean
+.PHONY: demo bench test lint build clean
 
 demo: $(VENV)/.demo
 	$(BIN)/caffnet demo
+
+# The yardstick for speed; `make bench BENCH=--quick` for a first look.
+bench: $(VENV)/.demo
+	$(BIN)/caffnet bench $(BENCH)
 
 test: $(VENV)/.test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 lint: $(VENV)/.test
-	$(BIN)/ruff check src tests
-	$(BIN)/ruff format --check src tests
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check src tests benchmarks
 	$(BIN)/pyright
 
 # The wheel, installed into an environment of its own, must answer.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -168,6 +169,73 @@ def methods(
         console.print(grid)
     for path in report.write(table, out):
         console.print(f"written: {path}")
+
+
+@app.command()
+def bench(
+    task: Annotated[
+        list[str] | None, typer.Option(help="Task or family (pwc, growth, dc3-200); repeat for more.")
+    ] = None,
+    contestant: Annotated[
+        list[str] | None, typer.Option(help="Repeat for more. All that are installed by default.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Few rounds, small sizes: a first look.")] = False,
+    out: Annotated[Path, typer.Option(help="Folder for bench.json, bench.md and the plots.")] = Path("bench"),
+    threads: Annotated[int | None, typer.Option(help="For torch and the rivals; all cores by default.")] = None,
+    limit: Annotated[float, typer.Option(help="Seconds that one call of a contestant may take.")] = 30.0,
+    memory: Annotated[str, typer.Option(help="Whose peak memory to measure: ours, all or none.")] = "ours",
+) -> None:
+    """Measure the layer, its backbone, the paper's algorithm and the rivals; say which promises hold."""
+    from caffnet.bench import contestants, machine, tasks
+
+    machine.wait_passively(sys.argv[1:])
+
+    from rich.progress import Progress
+    from rich.table import Table as Grid
+
+    from caffnet.bench import claims, measure, report
+    from caffnet.bench.ready import Limits
+
+    console = Console(width=None if sys.stdout.isatty() else 150)
+    try:
+        chosen, names = tasks.select(task, quick), contestants.select(contestant)
+        watched = contestants.watched(names, memory)
+    except ValueError as error:
+        _fail(error)
+    limits = Limits(threads or machine.default_threads(), seconds=limit)
+    conditions = {**machine.conditions(limits.threads), "quick": quick}
+    with Progress(console=console, transient=True) as progress:
+        bar = progress.add_task("measuring", total=None)
+        facts, records = measure.run(
+            chosen,
+            names,
+            limits,
+            measure.QUICK if quick else measure.Effort(),
+            watched,
+            lambda where, what: progress.update(bar, description=f"{where}: {what}"),
+            lambda facts, records: report.save(out, conditions, facts, records),
+        )
+    conditions["load_at_end"] = machine.load()
+    judged = claims.judge(facts, records)
+    for title, header, rows in (
+        ("Measured (medians)", report.RECORD_HEADER, report.record_rows(facts, records)),
+        ("Not measured", ("contestant", "why", "tasks"), report.absent(records)),
+        ("What the layer must show", report.CLAIM_HEADER, report.claim_rows(judged)),
+    ):
+        grid = Grid(title=title, title_justify="left")
+        for name in header:
+            grid.add_column(name, overflow="fold")
+        for row in rows:
+            grid.add_row(*(_coloured(cell) for cell in row))
+        if rows:
+            console.print(grid)
+    console.print(report.noise(records))
+    for path in report.write(out, conditions, facts, records, judged):
+        console.print(f"written: {path}")
+
+
+def _coloured(cell: str) -> str:
+    return {"pass": "[green]pass[/green]", "MISS": "[bold red]MISS[/bold red]"}.get(cell, cell.replace("[", "\\["))
 
 
 @app.command()

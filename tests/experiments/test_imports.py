@@ -12,7 +12,7 @@ import caffnet
 from caffnet.cli import app
 
 PACKAGE = Path(caffnet.__file__).parent
-OUTER = ("experiments", "control", "cli.py", "methods")
+OUTER = ("bench", "experiments", "control", "cli.py", "methods")
 
 
 def imported(path: Path) -> set[str]:
@@ -36,7 +36,7 @@ def test_control_knows_nothing_of_experiments():
         assert not {name for name in imported(path) if name.startswith("caffnet.experiments")}
 
 
-@pytest.mark.parametrize("folder", ["control", "experiments"])
+@pytest.mark.parametrize("folder", ["bench", "control", "experiments"])
 def test_nothing_prints_or_sets_global_types(folder):
     for path in (PACKAGE / folder).rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
