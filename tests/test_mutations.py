@@ -65,8 +65,8 @@ MUTANTS = {
     ),
     "the tangent step points outward": (
         "projection.py",
-        "return -project(-v, prepared",
-        "return project(v, prepared",
+        "step = project(torch.where(known, -v, 0.0)",
+        "step = project(torch.where(known, v, 0.0)",
         "test_gradient.py::test_the_tangent_gradient_lives_where_the_exact_one_dies",
     ),
     "a conflict with the wrong sign": (

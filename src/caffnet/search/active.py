@@ -130,10 +130,8 @@ def _invert(chosen: Tensor, count: Tensor, cut: float) -> tuple[Tensor, Tensor]:
         diagonal = torch.nn.functional.pad(R.diagonal(dim1=-2, dim2=-1).abs(), (0, k - width))
         poor = diagonal <= cut * torch.linalg.vector_norm(A, dim=-1)
         dependent[some, :k] = poor
-        if not poor.any():
-            pinv[some, :, :k] = torch.linalg.solve_triangular(R, Q.mT, upper=True).mT
-        else:
-            sound = (~poor.any(-1)).nonzero().squeeze(-1)
+        sound = (~poor.any(-1)).nonzero().squeeze(-1)  # the others are factorised again without the dependent row
+        if sound.numel():
             pinv[some[sound], :, :k] = torch.linalg.solve_triangular(R[sound], Q[sound].mT, upper=True).mT
     return pinv, dependent
 
