@@ -265,3 +265,33 @@ def test_a_prepared_set_keeps_its_search_in_a_layer_and_under_vmap():
     torch.testing.assert_close(
         torch.func.vmap(lambda f, w: project(f, ready, w).value)(3 * f, w), project(3 * f, ready, w).value
     )
+
+
+def test_lite_is_exported_for_an_input_dependent_set():
+    net, x = model("moving", search="lite").eval(), 2 * torch.randn(5, 2)
+    exported = torch.export.export(net, (x,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},)).module()
+    inputs = 2 * torch.randn(33, 2)
+    torch.testing.assert_close(exported(inputs), net(inputs))
+
+
+def test_jacrev_of_the_tangent_gradient_with_rows_per_sample():
+    """The backward pass maps a prepared list of faces per sample: each row of the Jacobian is one plain gradient."""
+    random = torch.Generator().manual_seed(6)
+    A, f = torch.randn(4, 3, 2, generator=random), 3 * torch.randn(4, 2, generator=random)
+
+    def call(f):
+        set = AffineSet.inequality(A, torch.ones(4, 3))
+        return project(f, set, search="full", gradient="tangent").value
+
+    jacobian = torch.func.jacrev(call)(f)
+    for i in range(4):
+        for j in range(2):
+            leaf = f.clone().requires_grad_()
+            call(leaf)[i, j].backward()
+            torch.testing.assert_close(jacobian[i, j], leaf.grad)
+
+
+def test_w_may_have_the_batch_axes_of_the_sets():
+    upper = torch.arange(1.0, 6.0).unsqueeze(-1).expand(5, 2)
+    f, w = torch.tensor([9.0, 0.0]), torch.ones(5, 2)
+    assert project(f, AffineSet.box(None, upper), w, search="full").value[:, 0].tolist() == [1.0, 2.0, 3.0, 4.0, 5.0]

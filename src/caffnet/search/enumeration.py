@@ -210,9 +210,10 @@ def prepare(rows: Rows, sides: tuple[str, ...], lite: bool, budget: int, tracing
 
 
 def _face_bytes(rows: Rows, table: Table) -> int:
-    """What the pseudo-inverses of the whole list take, with the copy that is made on the way."""
+    """What the factorisation of the whole list takes at its peak: what is kept, and two copies on the way."""
     copies = 1 if rows.shared else rows.A.shape[0]
-    return 2 * copies * len(table) * rows.n * (rows.n + table.rows.shape[-1]) * rows.A.element_size()
+    numbers = rows.n * (rows.n + 2 * table.rows.shape[-1])  # A_γ⁺, A_γ and the projector
+    return 3 * copies * len(table) * numbers * rows.A.element_size()
 
 
 def face_list(rows: Rows, table: Table) -> Faces:
@@ -260,21 +261,12 @@ def choose_at_once(rows: Rows, plan: Enumeration, f: Tensor, g: Tensor, norm: fl
     if chunk >= len(table):
         lengths = _lengths(rows, table, faces or face_list(rows, table), plan.minimal, f, g, norm)
     else:
-        lengths = torch.cat(
-            [
-                _lengths(
-                    rows,
-                    (part := table.part(start, start + chunk)),
-                    _part(rows, part, faces, start),
-                    plan.minimal,
-                    f,
-                    g,
-                    norm,
-                )
-                for start in range(0, len(table), chunk)
-            ],
-            -1,
-        )
+        # One buffer, not a list of pieces: small pieces between large temporaries would pin the freed memory.
+        lengths = f.new_empty(f.shape[0], len(table))
+        for start in range(0, len(table), chunk):
+            part = table.part(start, start + chunk)
+            own = _part(rows, part, faces, start)
+            lengths[:, start : start + chunk] = _lengths(rows, part, own, plan.minimal, f, g, norm)
     # The first candidate whose distance is the smallest up to rounding: never an argmin, which is free to choose
     # among equals and answers 0 when every entry is infinite.
     best = lengths.amin(-1)
