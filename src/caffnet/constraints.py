@@ -16,7 +16,10 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from torch import Tensor
-from torch._C._functorch import is_functorch_wrapped_tensor  # pyright: ignore[reportMissingImports]
+from torch._C._functorch import (  # pyright: ignore[reportMissingImports]
+    is_functorch_wrapped_tensor,
+    is_legacy_batchedtensor,
+)
 
 from caffnet import tolerance
 from caffnet.errors import ConstraintError, DtypeError
@@ -179,7 +182,7 @@ class AffineSet:
     @property
     def batch_shape(self) -> torch.Size:
         """The leading axes: one set per index. Empty for a set that all samples share."""
-        return torch.broadcast_shapes(self._A.shape[:-2], self._lower.shape[:-1], self._upper.shape[:-1])
+        return joint_shape(self._A.shape[:-2], self._lower.shape[:-1], self._upper.shape[:-1])
 
     @property
     def sides(self) -> tuple[str, ...]:
@@ -189,7 +192,7 @@ class AffineSet:
     @property
     def names(self) -> tuple[str, ...]:
         """The label of each row; ``row 0``, ``row 1``, ... where none was given."""
-        return self._names or tuple(f"row {i}" for i in range(self.m))
+        return self._names or default_names(self.m)
 
     @property
     def labels(self) -> tuple[str, ...] | None:
@@ -215,13 +218,13 @@ class AffineSet:
             raise ConstraintError(f"Both sets of `&` must have the same outputs, got n={self.n} and n={other.n}.")
         first, second = _meet(self, other)
         try:
-            torch.broadcast_shapes(self.batch_shape, other.batch_shape)
+            joint_shape(self.batch_shape, other.batch_shape)
         except RuntimeError:
             raise ConstraintError(
                 f"The batch axes of both sets of `&` must broadcast, "
                 f"got {tuple(self.batch_shape)} and {tuple(other.batch_shape)}."
             ) from None
-        batch = torch.broadcast_shapes(first.A.shape[:-2], second.A.shape[:-2])
+        batch = joint_shape(first.A.shape[:-2], second.A.shape[:-2])
         A = torch.cat([s.A.expand(*batch, s.m, s.n) for s in (first, second)], -2)
         lower, upper = (_stack_bounds(a, b) for a, b in ((first.lower, second.lower), (first.upper, second.upper)))
         named = self._names is not None or other._names is not None
@@ -278,7 +281,7 @@ class AffineSet:
         if point.ndim == 0 or point.shape[-1] != self.n:
             raise ConstraintError(f"y must have shape (..., {self.n}), got {tuple(point.shape)}.")
         try:
-            torch.broadcast_shapes(point.shape[:-1], self.batch_shape)
+            joint_shape(point.shape[:-1], self.batch_shape)
         except RuntimeError:
             raise ConstraintError(
                 f"The batch axes of y {tuple(point.shape[:-1])} and of the set {tuple(self.batch_shape)} "
@@ -383,7 +386,7 @@ def _bound(bound: Tensor | None, A: Tensor, side: str) -> Tensor:
             "give A the same leading axes (A.unsqueeze or A.expand) if that is meant."
         )
     try:
-        torch.broadcast_shapes(batch, axes)
+        joint_shape(batch, axes)
     except RuntimeError:
         raise ConstraintError(
             f"The batch axes of the {side} bound {tuple(bound.shape)} and of A {tuple(A.shape)} do not broadcast."
@@ -407,11 +410,24 @@ def _inspect_sides(lower: Tensor, upper: Tensor) -> tuple[str, ...]:
     return tuple((FREE, UPPER, LOWER, BOTH, EQUAL)[c] for c in code)
 
 
+def default_names(m: int) -> tuple[str, ...]:
+    """The names of rows that were given none."""
+    return tuple(f"row {i}" for i in range(m))
+
+
 def has_numbers(t: Tensor) -> bool:
     """False for tensors that only stand for numbers: meta, fake (tracing) and mapped (torch.func) ones."""
-    if t.device.type == "meta" or type(t) not in (Tensor, torch.nn.Parameter, torch.nn.Buffer):
+    if type(t) is not Tensor and type(t) not in (torch.nn.Parameter, torch.nn.Buffer):
         return False
-    return not is_functorch_wrapped_tensor(t)
+    return not (t.is_meta or is_functorch_wrapped_tensor(t) or is_legacy_batchedtensor(t))
+
+
+def joint_shape(*shapes: torch.Size) -> torch.Size:
+    """`torch.broadcast_shapes`, which takes longer than a small projection, only where shapes differ."""
+    first = next((shape for shape in shapes if shape), torch.Size(()))
+    if not torch.compiler.is_compiling() and all(shape == first for shape in shapes if shape):
+        return first
+    return torch.broadcast_shapes(*shapes)
 
 
 def _meet(first: AffineSet, second: AffineSet) -> tuple[AffineSet, AffineSet]:
@@ -430,5 +446,5 @@ def _meet(first: AffineSet, second: AffineSet) -> tuple[AffineSet, AffineSet]:
 
 
 def _stack_bounds(a: Tensor, b: Tensor) -> Tensor:
-    batch = torch.broadcast_shapes(a.shape[:-1], b.shape[:-1])
+    batch = joint_shape(a.shape[:-1], b.shape[:-1])
     return torch.cat([a.expand(*batch, a.shape[-1]), b.expand(*batch, b.shape[-1])], -1)

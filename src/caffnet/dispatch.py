@@ -7,7 +7,6 @@ graph has no Python behind it; there the enumeration is traced as plain arithmet
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,16 +19,18 @@ from caffnet.preparation import prepare_search
 from caffnet.problem import Options, Problem, Solution, Status
 from caffnet.search.contract import Choice
 from caffnet.search.enumeration import Enumeration
-from caffnet.solve import solve, trace
+from caffnet.solve import factorised, solve, trace
 
 
-def answer(problem: Problem, options: Options, plan: Enumeration | None) -> Solution:
+def answer(
+    problem: Problem, options: Options, plan: Enumeration | None, start: Tensor | None = None
+) -> Solution:
     """Run the search: directly, as one opaque operation (compile, vmap), or as plain arithmetic (export)."""
     p = problem
-    w = None if p.w is None else p.w.detach()
-    A, lower, upper = p.A.detach(), p.lower.detach(), p.upper.detach()
-    plain = dataclasses.replace(p, f=p.f.detach(), w=w, A=A, lower=lower, upper=upper)
     with torch.no_grad():
+        w = None if p.w is None else p.w.detach()
+        A, lower, upper = p.A.detach(), p.lower.detach(), p.upper.detach()
+        plain = Problem(p.f.detach(), w, A, lower, upper, p.sides, p.labels, p.batch_shape)
         if torch.compiler.is_exporting():
             assert plan is not None
             return trace(plain, options, plan)
@@ -37,7 +38,7 @@ def answer(problem: Problem, options: Options, plan: Enumeration | None) -> Solu
             has_numbers(t) for t in (plain.f, w, A, lower, upper) if t is not None
         ):
             return _opaque(plain, options, plan)
-        return solve(plain, options, plan)
+        return solve(plain, options, plan, start)
 
 
 def _opaque(p: Problem, options: Options, plan: Enumeration | None) -> Solution:
@@ -46,7 +47,8 @@ def _opaque(p: Problem, options: Options, plan: Enumeration | None) -> Solution:
     told = ("\n".join(p.sides), "\n".join(p.names), list(p.batch_shape))
     chosen = (options.search, options.norm, options.strict, options.on_infeasible, options.budget)
     value, status, rows, sides, pinv = _solve_op(p.f, p.w, p.A, p.lower, p.upper, tables, numbers, *told, *chosen)
-    return Solution(value, status, Choice(rows, sides, pinv, status <= Status.WITHIN_TOL.value))
+    choice = Choice(rows, sides, pinv, status <= Status.WITHIN_TOL.value)
+    return Solution(value, status, choice.held(p.A.shape[-2]), choice)
 
 
 def _slots(A: Tensor, tables: Sequence[Tensor]) -> int:
@@ -78,11 +80,11 @@ def _solve_op(
         equalities, lite, space = numbers
         plan = Enumeration.from_tensors(tables, equalities, bool(lite), space)
     else:
-        set = AffineSet.from_parts(A, lower, upper, labels, kinds)
-        plan = prepare_search(set, search, budget, False).plan
+        prepared = prepare_search(AffineSet.from_parts(A, lower, upper, labels, kinds), search, budget, False)
+        search, plan = prepared.search, prepared.plan
     problem = Problem(f, w, A, lower, upper, kinds, labels, tuple(batch_shape))
     solution = solve(problem, Options(search, norm, strict, on_infeasible, budget), plan)
-    choice = solution.choice.widen(_slots(A, tables))
+    choice = factorised(problem, solution).widen(_slots(A, tables))
     value = solution.value.clone() if solution.value is f else solution.value
     return value, solution.status, choice.rows.clone(), choice.sides.clone(), choice.pinv.to(f.dtype, copy=True)
 

@@ -7,11 +7,13 @@ prepared once for the data and indexed in every epoch; this is the look-up table
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from caffnet import compiled
 from caffnet.constraints import EQUAL, AffineSet
 from caffnet.errors import ConstraintError
 from caffnet.rows import scale_rows
@@ -32,7 +34,8 @@ class Prepared:
     Attributes:
         set: the set itself.
         search: the search that will run: ``"full"``, ``"lite"`` or ``"active"``.
-        plan: the listed and factorised sub-constraints, or None for the active-set search.
+        plan: the listed and factorised sub-constraints; None for the active-set search, and for rows that differ
+            from sample to sample on the CPU, where the compiled kernel walks through them without a list.
     """
 
     set: AffineSet
@@ -112,20 +115,36 @@ def prepare_search(set: AffineSet, search: str, budget: int, tracing: bool) -> P
         raise ConstraintError(f"search must be one of {', '.join(SEARCHES)}, got {search!r}.")
     if search == "active":
         return Prepared(set, "active", None)
+    # The kernel walks through the sub-constraints of a set that changes from sample to sample: it needs no list.
+    walks = set.A.ndim > 2 and set.device.type == "cpu" and compiled.ENABLED and not tracing
+    if walks and EQUAL not in set.sides and search != "lite":
+        return Prepared(set, _without_list(set.sides, set.n, search, budget), None)
     with torch.no_grad():
         rows = scale_rows(*flat_data(set))
         if search == "auto":
-            search = _cheapest(set, enumeration.independent_rows(rows, set.sides, tracing), tracing)
+            top = enumeration.independent_rows(rows, set.sides, tracing)
+            search = "full" if tracing else _cheapest(set.sides, set.n, top, set.A.ndim == 2)
         if search == "active":
             return Prepared(set, "active", None)
+        if walks:
+            enumeration.check_list(set.sides, enumeration.sizes_to_list(rows, set.sides, search == "lite")[0], budget)
+            return Prepared(set, search, None)
         return Prepared(set, search, enumeration.prepare(rows, set.sides, search == "lite", budget, tracing))
 
 
-def _cheapest(set: AffineSet, top: int, tracing: bool) -> str:
-    count = enumeration.count_subsets(set.sides, enumeration.subset_sizes(set.sides, top, lite=False))
-    limit = _CHEAP_SHARED if set.A.ndim == 2 else _CHEAP_PER_SAMPLE
-    # A traced graph can only enumerate.
-    return "full" if tracing or count * set.n * (set.n + set.m) <= limit else "active"
+@functools.lru_cache(maxsize=256)
+def _without_list(sides: tuple[str, ...], n: int, search: str, budget: int) -> str:
+    """The search for rows that differ from sample to sample, none of them equalities."""
+    chosen = _cheapest(sides, n, n, shared=False) if search == "auto" else search
+    if chosen == "full":
+        enumeration.check_list(sides, enumeration.subset_sizes(sides, n, lite=False), budget)
+    return chosen
+
+
+def _cheapest(sides: tuple[str, ...], n: int, top: int, shared: bool) -> str:
+    count = enumeration.count_subsets(sides, enumeration.subset_sizes(sides, top, lite=False))
+    limit = _CHEAP_SHARED if shared else _CHEAP_PER_SAMPLE
+    return "full" if count * n * (n + len(sides)) <= limit else "active"
 
 
 def flat_data(set: AffineSet) -> tuple[Tensor, Tensor, Tensor]:

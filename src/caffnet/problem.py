@@ -7,6 +7,7 @@ import enum
 
 from torch import Tensor
 
+from caffnet.constraints import default_names
 from caffnet.search.contract import Choice
 from caffnet.search.enumeration import DEFAULT_BUDGET
 
@@ -44,14 +45,27 @@ class Problem:
     lower: Tensor
     upper: Tensor
     sides: tuple[str, ...]
-    names: tuple[str, ...]
+    labels: tuple[str, ...] | None
     batch_shape: tuple[int, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What messages call the rows."""
+        return self.labels or default_names(len(self.sides))
 
 
 @dataclasses.dataclass(frozen=True)
 class Solution:
-    """One answer per sample: the point, its status and the sub-constraint it lies on."""
+    """One answer per sample.
+
+    Attributes:
+        value: the point, ``(B, n)``.
+        status: a `Status`, ``(B,)``.
+        held: the sub-constraint the point lies on, by the side of every row: -1, 0 or +1; ``(B, m)``, int8.
+        choice: the same with its pseudo-inverse, where the search has made one.
+    """
 
     value: Tensor
     status: Tensor
-    choice: Choice
+    held: Tensor
+    choice: Choice | None

@@ -6,6 +6,8 @@ accept      `f` itself, if it satisfies the rows up to rounding: returned bit fo
 search      the sub-constraint γ of every other sample
 polish      the closed form on γ, refined once, clamped to plain bounds
 verify      every row, from the data; near misses are projected again, failures are proven infeasible
+
+On the CPU the compiled kernel does these steps first, one sample at a time. What it cannot verify comes here.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import math
 import torch
 from torch import Tensor
 
-from caffnet import tolerance
+from caffnet import compiled, tolerance
 from caffnet.certificate import conflict_of, exactly_satisfies, surely_satisfies
 from caffnet.failures import report, screen
 from caffnet.problem import Options, Problem, Solution, Status
@@ -26,8 +28,22 @@ from caffnet.search.contract import Choice
 from caffnet.search.flat import polish, within_box
 
 
-def solve(problem: Problem, options: Options, plan: enumeration.Enumeration | None) -> Solution:
-    """Answer every sample. `plan` is the prepared enumeration, or None for the active-set search."""
+def solve(
+    problem: Problem, options: Options, plan: enumeration.Enumeration | None, start: Tensor | None = None
+) -> Solution:
+    """Answer every sample.
+
+    Args:
+        problem: tensors without a graph.
+        options: with a definite search.
+        plan: the prepared enumeration; None for the active-set search, or to list the sub-constraints here if needed.
+        start: the rows that the kernel begins with, ``(B, m)`` as `Solution.held`.
+    """
+    quick = None
+    if compiled.serves(problem.f, options):
+        quick, undecided = compiled.solve(problem, options, start)
+        if not undecided:
+            return quick
     problem, invalid = screen(problem, options)
     rows = scale_rows(problem.A, problem.lower, problem.upper)
     f = problem.f
@@ -39,10 +55,21 @@ def solve(problem: Problem, options: Options, plan: enumeration.Enumeration | No
         inside = inside & exactly_satisfies(rows.A, rows.lower, rows.upper, f, equal)
     status = torch.where((rows.excess(f) > 0).any(-1), Status.WITHIN_TOL, Status.INSIDE)
     value, choice = f, Choice.nothing(samples, rows.n, f)
+    if quick is not None:
+        decided = quick.status >= 0
+        status = torch.where(decided, quick.status, status)
+        value = torch.where(decided.unsqueeze(-1), quick.value, value)
+        choice = _factorise(rows, torch.where(decided.unsqueeze(-1), quick.held, 0))
+        inside = inside | decided
     todo = (~inside).nonzero().squeeze(-1)
     if todo.numel():
-        answer = _project(rows.take(todo), plan.take(todo) if plan else None, f[todo], g[todo], options, equal[todo])
-        value = f.index_copy(0, todo, answer.value)
+        some = rows.take(todo)
+        if plan is not None:
+            plan = plan.take(todo)
+        elif options.search != "active":
+            plan = enumeration.prepare(some, problem.sides, options.search == "lite", options.budget)
+        answer = _project(some, plan, f[todo], g[todo], options, equal[todo])
+        value = value.index_copy(0, todo, answer.value)
         status = status.index_copy(0, todo, answer.status.to(status.dtype))
         choice = choice.put(todo, answer.choice)
         lost = todo[answer.status == Status.INFEASIBLE]
@@ -53,7 +80,24 @@ def solve(problem: Problem, options: Options, plan: enumeration.Enumeration | No
     if invalid is not None:
         status = torch.where(invalid, Status.INVALID, status)
         value = torch.where(invalid.unsqueeze(-1), math.nan, value)
-    return Solution(value, status.to(torch.int8), choice)
+    return Solution(value, status.to(torch.int8), choice.held(rows.m), choice)
+
+
+def factorised(problem: Problem, solution: Solution) -> Choice:
+    """The sub-constraints of a solution with their pseudo-inverses; the kernel does not keep them."""
+    if solution.choice is not None:
+        return solution.choice
+    return _factorise(scale_rows(problem.A, problem.lower, problem.upper), solution.held)
+
+
+def _factorise(rows: Rows, held: Tensor) -> Choice:
+    """The choice of the rows that are marked; samples without a mark lie on no flat."""
+    choice = Choice.nothing(held.shape[0], rows.n, rows.lower)
+    moved = (held != 0).any(-1).nonzero().squeeze(-1)
+    if moved.numel() == 0:
+        return choice
+    found = torch.ones_like(moved, dtype=torch.bool)
+    return choice.put(moved, active.from_active(rows.take(moved), held[moved], found))
 
 
 def trace(problem: Problem, options: Options, plan: enumeration.Enumeration) -> Solution:
@@ -67,7 +111,7 @@ def trace(problem: Problem, options: Options, plan: enumeration.Enumeration) -> 
     good = choice.found & rows.accepts(y, g)
     status = torch.where(inside, Status.INSIDE, torch.where(good, Status.PROJECTED, Status.INFEASIBLE))
     value = torch.where(inside.unsqueeze(-1), f, torch.where(good.unsqueeze(-1), y, math.nan))
-    return Solution(value, status.to(torch.int8), choice)
+    return Solution(value, status.to(torch.int8), choice.held(rows.m), choice)
 
 
 # ------------------------------------------------------------------------------------------------- one batch outside
@@ -143,8 +187,7 @@ def _project_again(rows: Rows, start: Tensor, goal: Tensor) -> tuple[Choice, Ten
 
 def _quality(rows: Rows, choice: Choice, y: Tensor) -> Tensor:
     """PROJECTED, or WITHIN_TOL where a bound that is not in γ is exceeded (by rounding, or an emptiness that small)."""
-    held = torch.zeros_like(rows.lower, dtype=torch.int8)
-    held = held.scatter(-1, choice.rows, choice.sides) if choice.rows.shape[-1] else held
+    held = choice.held(rows.m)
     value = apply(rows.A, y)
     equal = (rows.lower == rows.upper) & (held != 0)
     beyond = ((value > rows.upper) & (held <= 0)) | ((value < rows.lower) & (held >= 0))

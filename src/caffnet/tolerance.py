@@ -68,3 +68,8 @@ def solver(dtype: torch.dtype, n: int) -> tuple[float, ...]:
     """
     fine, unit = max(n, 1) * torch.finfo(torch.float64).eps, torch.finfo(dtype).eps
     return (fine, *(step for step in (4 * unit, 32 * unit) if step > fine), feasibility(dtype, n))
+
+
+#: Numbers between these can be squared, summed and divided without overflow or underflow; the compiled kernel, which
+#: does not guard every sum, leaves samples beyond them to the torch path.
+SQUARABLE = (2.0**-400, 2.0**400)

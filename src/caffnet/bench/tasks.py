@@ -142,13 +142,7 @@ def cbf(batch: int) -> Task:
     if batch == 1:  # a state where the layer has something to do
         outside = (~set.contains(f)).nonzero()[0, 0]
         x, f, v = (t[outside : outside + 1] for t in (x, f, v))
-        set = AffineSet.from_parts(
-            set.A[outside : outside + 1],
-            set.lower[outside : outside + 1],
-            set.upper[outside : outside + 1],
-            None,
-            set.sides,
-        )
+        set = set[outside : outside + 1]
     return Task(f"cbf-{batch}", "cbf", x, f, v, set)
 
 

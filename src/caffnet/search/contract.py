@@ -43,6 +43,11 @@ class Choice(NamedTuple):
         grown = [torch.nn.functional.pad(t, (0, extra)) for t in self[:3]]
         return Choice(grown[0], grown[1], grown[2], self.found)
 
+    def held(self, m: int) -> Tensor:
+        """The side of each of the `m` rows: +1, -1, or 0 for a row that is not in γ; ``(B, m)``, int8."""
+        marks = torch.zeros(self.rows.shape[0], m, dtype=torch.int8, device=self.rows.device)
+        return marks.scatter_add(-1, self.rows, self.sides) if self.rows.shape[-1] else marks
+
     @classmethod
     def nothing(cls, samples: int, n: int, like: Tensor) -> Choice:
         """No rows for any sample."""

@@ -87,6 +87,22 @@ def subset_sizes(sides: tuple[str, ...], top: int, lite: bool) -> tuple[int, ...
     return tuple(sorted({0, 1, top} - set(range(smallest))) if lite else range(smallest, top + 1))
 
 
+def check_list(sides: tuple[str, ...], sizes: tuple[int, ...], budget: int) -> None:
+    """Refuse a list that passes the budget.
+
+    Raises:
+        BudgetError: it does.
+    """
+    count = count_subsets(sides, sizes)
+    slots = sides.count(EQUAL) + max(sizes, default=0)
+    if count * slots * 9 > budget:  # a row number (8 bytes) and a side (1 byte) in each slot
+        raise BudgetError(
+            f"The search would list {count:.3g} sub-constraints, {count * slots * 9 / 2**20:.3g} MiB for the list "
+            f'alone; the budget is {budget / 2**20:.3g} MiB. Use search="active", which needs no list, '
+            'or search="auto", or raise budget= (bytes).'
+        )
+
+
 def list_subsets(sides: tuple[str, ...], sizes: tuple[int, ...], budget: int, device: torch.device) -> Table:
     """The table of all sub-constraints of these sizes, smallest first, each size in lexicographic order."""
     rows, signs = _list_subsets(sides, sizes, budget)
@@ -96,15 +112,10 @@ def list_subsets(sides: tuple[str, ...], sizes: tuple[int, ...], budget: int, de
 # The list depends on the shape of the problem alone: a constraint that changes with the input has one for all calls.
 @functools.lru_cache(maxsize=64)
 def _list_subsets(sides: tuple[str, ...], sizes: tuple[int, ...], budget: int) -> tuple[np.ndarray, np.ndarray]:
+    check_list(sides, sizes, budget)
     count = count_subsets(sides, sizes)
     equalities = [i for i, side in enumerate(sides) if side == EQUAL]
     slots = len(equalities) + max(sizes, default=0)
-    if count * slots * 9 > budget:  # a row number (8 bytes) and a side (1 byte) in each slot
-        raise BudgetError(
-            f"The search would list {count:.3g} sub-constraints, {count * slots * 9 / 2**20:.3g} MiB for the list "
-            f'alone; the budget is {budget / 2**20:.3g} MiB. Use search="active", which needs no list, '
-            'or search="auto", or raise budget= (bytes).'
-        )
     free = np.array([row for row, side in enumerate(sides) if side not in (EQUAL, FREE)], dtype=np.int64)
     two_sided = np.array([side == BOTH for side in sides], dtype=bool)
     first_sign = np.array([1 if side == UPPER else -1 for side in sides], dtype=np.int8)
@@ -192,18 +203,24 @@ def independent_rows(rows: Rows, sides: tuple[str, ...], tracing: bool) -> int:
     return rows.n - (int(ranks.min()) if ranks.numel() else 0)
 
 
-def prepare(rows: Rows, sides: tuple[str, ...], lite: bool, budget: int, tracing: bool = False) -> Enumeration:
-    """List the sub-constraints and, when they fit, factorise them once for all."""
+def sizes_to_list(
+    rows: Rows, sides: tuple[str, ...], lite: bool, tracing: bool = False
+) -> tuple[tuple[int, ...], Tensor | None]:
+    """The sizes of the sub-constraints that a search looks at; for `lite`, also the size of the minimal faces."""
     minimal = None
-    top = independent_rows(rows, sides, tracing)
     if lite:
         free = torch.tensor([side == FREE for side in sides], dtype=torch.bool, device=rows.A.device)
         whole = numerical_rank(torch.where(free.unsqueeze(-1), 0.0, rows.A), rows.dtype)
         minimal = whole - equality_rank(rows, sides)
-    if lite and not tracing and minimal is not None and minimal.numel():
-        sizes = tuple(sorted({k for r in minimal.unique().tolist() for k in subset_sizes(sides, r, True)}))
-    else:
-        sizes = subset_sizes(sides, top, False)
+        if not tracing and minimal.numel():
+            found = {k for r in minimal.unique().tolist() for k in subset_sizes(sides, r, True)}
+            return tuple(sorted(found)), minimal
+    return subset_sizes(sides, independent_rows(rows, sides, tracing), False), minimal
+
+
+def prepare(rows: Rows, sides: tuple[str, ...], lite: bool, budget: int, tracing: bool = False) -> Enumeration:
+    """List the sub-constraints and, when they fit, factorise them once for all."""
+    sizes, minimal = sizes_to_list(rows, sides, lite, tracing)
     table = list_subsets(sides, sizes, budget, rows.A.device)
     fits = tracing or _face_bytes(rows, table) <= budget
     return Enumeration(table, face_list(rows, table) if fits else None, minimal, budget)
