@@ -19,7 +19,8 @@ import caffnet
 HERE = Path(__file__).parent
 PACKAGE = Path(caffnet.__file__).parent
 
-# name: (file, what the line says, what the mutant says, the tests that should notice)
+# name: (file, what the line says, what the mutant says, the tests that should notice). Breakages of the kernel are
+# tested with it, all others without.
 MUTANTS = {
     "sign of the candidate": (
         "search/flat.py",
@@ -75,6 +76,24 @@ MUTANTS = {
         "r * side, 0.0)",
         "test_input.py::test_the_message_names_the_sample_the_rows_and_the_ways_out",
     ),
+    "the kernel: a dropped multiplier": (
+        "kernel.py",
+        "rate = side * sides[j] * r[j]",
+        "rate = -1.0",
+        "test_kernel.py",
+    ),
+    "the kernel: branches end too early": (
+        "kernel.py",
+        "if share * math.sqrt(squared) > best * tie + margin:",
+        "if share * math.sqrt(squared) > 0.5 * best:",
+        "test_kernel.py",
+    ),
+    "the kernel: sign of the gradient of A": (
+        "kernel.py",
+        "to_A[line, i, c] -= factor",
+        "to_A[line, i, c] += factor",
+        "test_kernel.py",
+    ),
     "strict does not aim inside": (
         "tolerance.py",
         "return feasibility(dtype, n) + 4 * rounding(dtype, n)",
@@ -93,7 +112,8 @@ def test_a_breakage_is_noticed(name: str, tmp_path: Path):
     assert text.count(old) == 1, f"the line to break is not in {file} once"
     (copy / file).write_text(text.replace(old, new))
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--no-header", *tests.split()]
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "CAFFNET_MUTANT": str(copy)}
+    kernel = "1" if file == "kernel.py" else "0"
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "CAFFNET_MUTANT": str(copy), "CAFFNET_KERNEL": kernel}
     result = subprocess.run(command, cwd=HERE, env=environment, capture_output=True, text=True)
     assert result.returncode == 1, f"survived: {name}\n{result.stdout[-2000:]}{result.stderr[-500:]}"
     assert "FAILED" in result.stdout

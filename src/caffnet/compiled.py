@@ -133,7 +133,7 @@ def _kernel() -> Any:
 def _tolerances(dtype: torch.dtype, n: int) -> Any:
     return _kernel().Tolerances(
         tolerance.feasibility(dtype, n),
-        tolerance.solver(dtype, n)[0],
+        tolerance.search(n),
         tolerance.rank(dtype, n),
         tolerance.tie(dtype, n),
         tolerance.underflow(dtype),

@@ -25,6 +25,8 @@ class CAffine(nn.Module):
 
     Args:
         constraint: an `AffineSet` that holds for every input, or any function ``x -> AffineSet``.
+        warm_start: begin every search with the rows of the call before, when the batch has the same shape: for steps
+            of a controller or a sweep, where few rows change. It does not change the answers.
         **options: ``search, norm, strict, on_infeasible, gradient, budget``, as in `project`.
 
     A fixed set is prepared once, its data are buffers: they are saved in the ``state_dict`` and move with ``.to()``.
@@ -39,16 +41,17 @@ class CAffine(nn.Module):
     lower: Tensor
     upper: Tensor
 
-    def __init__(self, constraint: Constraint, **options: Any):
+    def __init__(self, constraint: Constraint, *, warm_start: bool = False, **options: Any):
         super().__init__()
         unknown = set(options) - OPTIONS
         if unknown:
-            raise TypeError(f"CAffine has no option {unknown.pop()!r}; the options are {', '.join(sorted(OPTIONS))}.")
+            raise TypeError(f"CAffine has no option {unknown.pop()!r}; the options are {', '.join(sorted(OPTIONS))} and warm_start.")
         if isinstance(constraint, Prepared):
             options = {"search": constraint.search, **options}
             constraint = constraint.set
         check_options(**options)
-        self.options = options
+        self.options, self.warm_start = options, warm_start
+        self._rows_before: Tensor | None = None
         #: While False and the module is in training mode, `f` passes unchanged (see `caffnet.training.WarmUp`).
         self.enabled = True
         self.constraint: Callable[[Any], AffineSet | Prepared] | None = None
@@ -80,7 +83,15 @@ class CAffine(nn.Module):
 
     def project(self, f: Tensor, w: Tensor | None = None, *, x: Any = None) -> Projection:
         """As `forward`, with the evidence: status, active rows, violation."""
-        return project(f, self._constraints(x), w, **self.options)
+        constraints = self._constraints(x)
+        if not self.warm_start or torch.compiler.is_compiling():
+            return project(f, constraints, w, **self.options)
+        m = (constraints.set if isinstance(constraints, Prepared) else constraints).m
+        before = self._rows_before
+        fits = before is not None and before.shape == (*f.shape[:-1], m) and before.device == f.device
+        answer = project(f, constraints, w, start=before if fits else None, **self.options)
+        self._rows_before = answer.active
+        return answer
 
     def set_at(self, x: Any = None) -> AffineSet:
         """The constraints that hold for the input `x`."""

@@ -59,15 +59,13 @@ def strict_margin(dtype: torch.dtype, n: int) -> float:
     return feasibility(dtype, n) + 4 * rounding(dtype, n)
 
 
-def solver(dtype: torch.dtype, n: int) -> tuple[float, ...]:
-    """The tolerances handed to a float64 solver, one after the other until it succeeds, relative to the data's size.
+def search(n: int) -> float:
+    """The excess, relative to the data, below which the compiled active-set search sees a row as satisfied.
 
-    It decides the active rows, so the first is as fine as float64 allows: a row that is only just active would be
-    missed by the user's own tolerance. But float32 data may describe a set that is empty by a rounding error; then the
-    solver finds nothing, and the next coarser one is tried. The last is the promise itself.
+    It decides the active rows in float64, so it is as fine as float64 allows whatever the user's type: a row that is
+    only just active would be missed by the user's own tolerance.
     """
-    fine, unit = max(n, 1) * torch.finfo(torch.float64).eps, torch.finfo(dtype).eps
-    return (fine, *(step for step in (4 * unit, 32 * unit) if step > fine), feasibility(dtype, n))
+    return max(n, 1) * torch.finfo(torch.float64).eps
 
 
 #: Numbers between these can be squared, summed and divided without overflow or underflow; the compiled kernel, which

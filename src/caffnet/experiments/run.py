@@ -34,7 +34,7 @@ PROBLEMS: dict[str, Callable[[int], Problem]] = {
     "cbf": DrivingProblem,
 }
 
-LIBRARIES = ("caffnet", "torch", "numpy", "daqp", "casadi", "safetensors")
+LIBRARIES = ("caffnet", "torch", "numpy", "numba", "casadi", "safetensors")
 
 
 def default_device() -> str:
