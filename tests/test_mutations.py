@@ -38,7 +38,7 @@ MUTANTS = {
         "tolerance.py",
         "return 4 * max(n, 1) * torch.finfo(dtype).eps\n\n\ndef rank",
         "return 1e-3\n\n\ndef rank",
-        "test_properties.py",
+        "test_literal.py::test_full_is_the_nearest_feasible_candidate",
     ),
     "infeasible candidates are not masked": (
         "search/enumeration.py",
@@ -84,8 +84,8 @@ MUTANTS = {
     ),
     "the kernel: branches end too early": (
         "kernel.py",
-        "if share * math.sqrt(squared) > best * tie + margin:",
-        "if share * math.sqrt(squared) > 0.5 * best:",
+        "        if share * math.sqrt(squared) > reach:",
+        "        if share * math.sqrt(squared) > 0.5 * reach:",
         "test_kernel.py",
     ),
     "the kernel: sign of the gradient of A": (

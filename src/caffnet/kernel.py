@@ -77,6 +77,7 @@ class Face(NamedTuple):
     z: np.ndarray  # (n,) a row, orthogonal to the face
     d: np.ndarray  # (n,) its coordinates on the face
     r: np.ndarray  # (n,) the same in terms of the rows of γ
+    violated: np.ndarray  # (m,) rows that were violated when last looked at
 
 
 class Walk(NamedTuple):
@@ -120,6 +121,7 @@ def _allocate_face(m, n):
         np.empty(n),
         np.empty(n),
         np.empty(n),
+        np.empty(m, np.int64),
     )
 
 
@@ -297,21 +299,23 @@ def _check(s, y, held, t):
 
 
 @_compile_inline
-def _remainder(A, squared, i, Q, k, z, d):
+def _remainder(A, squared, i, Q, k, z, d, more):
     """Split row `i` into its part ``d`` on the face and the rest ``z``; |z|²."""
     for j in range(z.shape[0]):
         z[j] = A[i, j]
     if k == 0:
         return squared[i]
-    for j in range(k):
+    for j in range(k):  # all products before any subtraction: they do not wait for each other
         d[j] = _row_dot(Q, j, z)
+    for j in range(k):
         _subtract(z, d[j], Q, j)
     left = _dot(z, z)
     if left < 0.5 * squared[i]:  # cancellation: once more makes z orthogonal to rounding
         for j in range(k):
-            more = _row_dot(Q, j, z)
-            d[j] += more
-            _subtract(z, more, Q, j)
+            more[j] = _row_dot(Q, j, z)
+        for j in range(k):
+            d[j] += more[j]
+            _subtract(z, more[j], Q, j)
         left = _dot(z, z)
     return left
 
@@ -335,7 +339,7 @@ def _append(face, k, i, side, left):
 def _add(s, i, side, face, k, t):
     """Add row `i` if it is independent of the face; the new k."""
     if k < face.Q.shape[0]:
-        left = _remainder(s.A, s.squared, i, face.Q, k, face.z, face.d)
+        left = _remainder(s.A, s.squared, i, face.Q, k, face.z, face.d, face.r)
         if left > t.rank * t.rank * s.squared[i]:
             _append(face, k, i, side, left)
             return k + 1
@@ -367,10 +371,10 @@ def _drop(face, k, place):
     return k - 1
 
 
-@_compile_inline
-def _in_rows(R, k, d, r):
-    """``r = R⁻¹ d``: coordinates on the q become coefficients of the rows."""
-    for j in range(k - 1, -1, -1):
+@_compile_sums
+def _in_rows(R, first, k, d, r):
+    """``r = R⁻¹ d`` from slot `first` on: coordinates on the q become coefficients of the rows."""
+    for j in range(k - 1, first - 1, -1):
         total = d[j]
         for c in range(j + 1, k):
             total -= R[j, c] * r[c]
@@ -395,7 +399,9 @@ def _flat_point(s, face, k, g, y):
     for j in range(g.shape[0]):
         y[j] = g[j]
     for j in range(k):
-        _subtract(y, _row_dot(Q, j, y), Q, j)
+        r[j] = _row_dot(Q, j, g)
+    for j in range(k):
+        _subtract(y, r[j], Q, j)
     for j in range(k):  # Rᵀ c = b
         total = high[rows[j]] if sides[j] > 0 else low[rows[j]]
         for c in range(j):
@@ -419,13 +425,12 @@ def _equalities(s, face, t):
 
 
 @_compile
-def _face_of(s, held, face, t):
-    """The face of the marked rows, equalities first; its k."""
-    k = _equalities(s, face, t)
-    for i in range(s.A.shape[0]):
-        if held[i] != 0 and not s.equal[i]:
-            k = _add(s, i, np.int64(held[i]), face, k, t)
-    return k
+def _restart(face, base):
+    """Back to the first `base` rows, the equalities: what was added later has not touched their factors."""
+    for i in range(face.held.shape[0]):
+        face.held[i] = 0
+    for j in range(base):
+        face.held[face.rows[j]] = 1
 
 
 # ------------------------------------------------------------------------------------------------- dual active set
@@ -444,7 +449,7 @@ def _warm(s, face, base, g, y, start, b, t):
         _flat_point(s, face, k, g, y)
         for j in range(k):
             face.d[j] = _row_dot(face.Q, j, g) - _row_dot(face.Q, j, y)
-        _in_rows(face.R, k, face.d, face.r)
+        _in_rows(face.R, base, k, face.d, face.r)
         worst, place = 0.0, _NONE
         for j in range(base, k):
             face.multiplier[j] = face.r[j] * face.sides[j]
@@ -467,7 +472,7 @@ def _dual(s, face, base, g, y, start, b, t):
     A, count, index, low, high, size = s.A, s.count, s.index, s.low, s.high, s.size
     squared, equal = s.squared, s.equal
     Q, R, rows, sides, multiplier, held = face.Q, face.R, face.rows, face.sides, face.multiplier, face.held
-    z, d, r = face.z, face.d, face.r
+    z, d, r, violated = face.z, face.d, face.r, face.violated
     m, n = A.shape
     cut = t.rank * t.rank
     scale = _largest(g)
@@ -476,28 +481,38 @@ def _dual(s, face, base, g, y, start, b, t):
     else:
         k = base
         _flat_point(s, face, k, g, y)
+    waiting, all_seen = _ZERO, False
     for _ in range(10 * (m + n) + 100):
         free = t.search * (scale + _largest(y)) + t.underflow
         p, worst = _NONE, 0.0
-        for i in range(m):
-            if held[i] == 0:
-                value = _value(A, count, index, i, y)
-                excess = max(value - high[i], low[i] - value)
-                if excess > free + t.search * size[i] and not equal[i]:
-                    if squared[i] == 0.0:
-                        return _NONE
-                    excess *= excess
-                    if excess > (1.0 + t.tie) * worst * squared[i]:  # of equal rows the first
-                        p, worst = i, excess / squared[i]
+        while p < 0 and not all_seen:
+            # Rows that were violated before are looked at first; all of them only when none of those is any more.
+            all_seen = waiting == 0
+            left_over = _ZERO
+            for e in range(m if all_seen else waiting):
+                i = e if all_seen else violated[e]
+                if held[i] == 0 and not equal[i]:
+                    value = _value(A, count, index, i, y)
+                    excess = max(value - high[i], low[i] - value)
+                    if excess > free + t.search * size[i]:
+                        if squared[i] == 0.0:
+                            return _NONE
+                        violated[left_over] = i
+                        left_over += 1
+                        excess *= excess
+                        if excess > (1.0 + t.tie) * worst * squared[i]:  # of equal rows the first
+                            p, worst = i, excess / squared[i]
+            waiting = left_over
         if p < 0:
             return k
+        all_seen = False
         side = _ONE if _value(A, count, index, p, y) > high[p] else _NONE
         bound = high[p] if side > 0 else low[p]
         gain = 0.0
         while True:
-            left = _remainder(A, squared, p, Q, k, z, d)
+            left = _remainder(A, squared, p, Q, k, z, d, r)
             independent = k < n and left > cut * squared[p]
-            _in_rows(R, k, d, r)
+            _in_rows(R, base, k, d, r)
             longest, place = math.inf, _NONE
             for j in range(base, k):
                 rate = side * sides[j] * r[j]
@@ -539,29 +554,35 @@ def _nearest_plane(s, face, g, t):
 
 
 @_compile
-def _active(s, face, base, f, g, moved, norm, y, other, best, start, b, t):
-    """`active.choose` for one sample: the face of the projection of g, or of f where that gives a nearer candidate."""
-    k, first, distance = _NONE, _NONE, math.inf
-    for turn in range(2):
-        if turn == 1:
-            first = k
-            if k >= 0:
-                _flat_point(s, face, k, g, y)
-                distance = _distance(y, f, norm)
-                for i in range(s.A.shape[0]):
-                    best[i] = face.held[i]
-            _equalities(s, face, t)
-        k = _dual(s, face, base, g if turn == 0 else f, y, start, b, t)
-        if turn == 0:
-            if k == 0:
-                k = _nearest_plane(s, face, g, t)
-            if not moved:
-                return k
-    if k > 0:
+def _nearest_face(s, face, base, g, y, start, b, t):
+    """The face of the Euclidean projection of `g`, never empty; its k, or -1."""
+    k = _dual(s, face, base, g, y, start, b, t)
+    return _nearest_plane(s, face, g, t) if k == 0 else k
+
+
+@_compile
+def _nearer_face(s, face, base, k, f, g, norm, y, kept, start, b, t):
+    """The face of the projection of `f`, if its candidate is feasible and nearer to f than that of the face given."""
+    distance = math.inf
+    if k >= 0:
         _flat_point(s, face, k, g, y)
+        distance = _distance(y, f, norm)
+    for i in range(kept.shape[0]):
+        kept[i] = face.held[i]
+    _restart(face, base)
+    other = _dual(s, face, base, f, y, start, b, t)
+    if other > 0:
+        _flat_point(s, face, other, g, y)
         if _distance(y, f, norm) < distance and _accepts(s, y, max(_largest(f), _largest(g)), t):
-            return k
-    return -1 if first < 0 else _face_of(s, best, face, t)
+            return other
+    if k < 0:
+        return k
+    _restart(face, base)
+    k = base
+    for i in range(kept.shape[0]):
+        if kept[i] != 0 and not s.equal[i]:
+            k = _add(s, i, np.int64(kept[i]), face, k, t)
+    return k
 
 
 # ------------------------------------------------------------------------------------------------- every sub-constraint
@@ -627,21 +648,25 @@ def _walk(s, face, base, f, g, norm, minimal, best, size, walk, y, t):
         bound = high[i] if side > 0 else low[i]
         if s.equal[i] or squares[i] == 0.0 or abs(bound) == math.inf:
             continue
+        gap = -bound
+        for j in range(n):
+            gap += A[i, j] * at_f[depth, j]
+        reach = best * tie + margin
+        # The step along the flat is at least the distance to the plane of the row: often enough without a direction.
+        if share * math.sqrt(walk.squared[depth] + gap * gap / squares[i]) > reach:
+            continue
         if walk.last[depth] != i:
             walk.last[depth] = i
-            left = _remainder(A, squares, i, Q, k, face.z, face.d)
+            left = _remainder(A, squares, i, Q, k, face.z, face.d, face.r)
             walk.independent[depth] = left > cut * squares[i]
             if walk.independent[depth]:
                 _append(face, k, i, side, left)
         if not walk.independent[depth]:
             continue
         sides[k] = side
-        step = -bound
-        for j in range(n):
-            step += A[i, j] * at_f[depth, j]
-        step /= R[k, k]
+        step = gap / R[k, k]
         squared = walk.squared[depth] + step * step
-        if share * math.sqrt(squared) > best * tie + margin:
+        if share * math.sqrt(squared) > reach:
             continue
         here = depth + 1
         walk.squared[here] = squared
@@ -672,7 +697,7 @@ def _walk(s, face, base, f, g, norm, minimal, best, size, walk, y, t):
 
 @_compile
 def _enumerate(s, face, base, k, f, g, norm, lite, walk, y, t):
-    """`enumeration.choose` for one sample, when `active` has found the face of k rows (or -1): the new k, or -1."""
+    """`enumeration.choose` for one sample; its k, or -1. The face of `_nearest_face`, of k rows or -1, is the first bound."""
     m, n = s.A.shape
     best, size, minimal = math.inf, n + 1, _NONE
     if lite:  # a minimal face has as many rows as are independent
@@ -691,11 +716,12 @@ def _enumerate(s, face, base, k, f, g, norm, lite, walk, y, t):
                     walk.rows[place], walk.sides[place] = walk.rows[place - 1], walk.sides[place - 1]
                     place -= 1
                 walk.rows[place], walk.sides[place] = row, side
-    _equalities(s, face, t)
+    _restart(face, base)
     size = _walk(s, face, base, f, g, norm, minimal, best, size, walk, y, t)
-    k = _equalities(s, face, t)
     if size > n:
-        return -1
+        return _NONE
+    _restart(face, base)
+    k = base
     for j in range(size):
         k = _add(s, walk.rows[j], np.int64(walk.sides[j]), face, k, t)
     return k
@@ -730,7 +756,7 @@ def solve(f, w, A, lower, upper, start, search, norm, single, t, first, last, va
     """
     n, m = f.shape[1], A.shape[1]
     s, face = _allocate_scaled(m, n), _allocate_face(m, n)
-    point, goal, y, other, best = np.empty(n), np.empty(n), np.empty(n), np.empty(n), np.empty(m, np.int8)
+    point, goal, y, kept = np.empty(n), np.empty(n), np.empty(n), np.empty(m, np.int8)
     nothing = np.zeros(m, np.int8)
     deep = n + 1 if search != ACTIVE else 0
     walk = Walk(
@@ -788,17 +814,15 @@ def solve(f, w, A, lower, upper, start, search, norm, single, t, first, last, va
         if not ready:
             base, ready = _equalities(s, face, t), True
         else:
-            for i in range(m):
-                face.held[i] = 0
-            for j in range(base):
-                face.held[face.rows[j]] = 1
+            _restart(face, base)
         k = _NONE
         if search != LITE:
-            k = _active(s, face, base, point, goal, moved, norm, y, other, best, start, b, t)
+            k = _nearest_face(s, face, base, goal, y, start, b, t)
+        if search == ACTIVE and moved:
+            k = _nearer_face(s, face, base, k, point, goal, norm, y, kept, start, b, t)
         if search == LITE or (search == FULL and (moved or norm != 2.0)):
             k = _enumerate(s, face, base, k, point, goal, norm, search == LITE, walk, y, t)
         if k < 0:
-            ready = False
             continue
         _flat_point(s, face, k, goal, y)
         for i in range(m):  # plain bounds hold exactly
@@ -836,8 +860,9 @@ def differentiate(v, f, w, A, lower, upper, value, held, tangent, single, t, fir
     s, face = _allocate_scaled(m, n), _allocate_face(m, n)
     low, high, marked = np.empty(m), np.empty(m), np.empty(m, np.int8)
     direction, p, y, away, q = np.empty(n), np.empty(n), np.empty(n), np.empty(n), np.empty(n)
-    cold = np.empty((0, m), np.int8)
+    cold, before = np.empty((0, m), np.int8), np.empty(m, np.bool_)
     known = False
+    base, kept = _ZERO, False
     for b in range(first, last):
         moved = False
         for i in range(m):
@@ -864,14 +889,26 @@ def differentiate(v, f, w, A, lower, upper, value, held, tangent, single, t, fir
             size = max(size, abs(direction[j]))
             if not abs(direction[j]) <= t.largest:
                 return False
-        k = _face_of(s, marked, face, t)
+        # Equalities of a shared matrix are factorised once, as in `solve`; the tangent cone below writes over them.
+        kept = kept and A.shape[0] == 1
+        for i in range(m):
+            kept = kept and before[i] == s.equal[i]
+            before[i] = s.equal[i]
+        if not kept:
+            base = _equalities(s, face, t)
+        _restart(face, base)
+        kept, k = not tangent, base
+        for i in range(m):
+            if marked[i] != 0 and not s.equal[i]:
+                k = _add(s, i, np.int64(marked[i]), face, k, t)
         for j in range(k):
             face.d[j] = _row_dot(face.Q, j, p)
+        for j in range(k):
             _subtract(p, face.d[j], face.Q, j)
-        _in_rows(face.R, k, face.d, q)
+        _in_rows(face.R, _ZERO, k, face.d, q)
         for j in range(k):
             face.d[j] = _row_dot(face.Q, j, away)
-        _in_rows(face.R, k, face.d, face.r)
+        _in_rows(face.R, _ZERO, k, face.d, face.r)
         for j in range(k):
             i, factor = face.rows[j], s.factor[face.rows[j]]
             if face.sides[j] > 0:
