@@ -16,7 +16,18 @@ FILES = sorted(ROOT.rglob("*.py"))
 
 # The order in which modules may import: only from the left.
 ORDER = [
-    *("errors", "tolerance", "constraints", "rows", "search", "certificate", "problem", "kernel", "compiled", "failures"),
+    *(
+        "errors",
+        "tolerance",
+        "constraints",
+        "rows",
+        "search",
+        "certificate",
+        "problem",
+        "kernel",
+        "compiled",
+        "failures",
+    ),
     *("solve", "preparation", "dispatch", "projection", "layer", "model", "training"),
 ]
 CORE = {*ORDER, "backbones", "__init__"}

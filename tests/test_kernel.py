@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import needs_data, random_problem, set_of, stored_index, stored_problem
 from torch import Tensor
 
 from caffnet import AffineSet, CAffine, Status, compiled, project
 from caffnet.problem import Options, Problem
+from helpers import needs_data, random_problem, set_of, stored_index, stored_problem
 
 TYPES = [torch.float64, torch.float32]
 FEASIBLE = [name for name, entry in stored_index().items() if entry["feasible"]]
@@ -276,3 +276,37 @@ def test_the_compiled_code_is_kept_on_disk(tmp_path: Path):
     from caffnet import kernel
 
     assert kernel.solve._cache.cache_path and list(Path(kernel.solve._cache.cache_path).glob("kernel.solve*"))
+
+
+@pytest.mark.parametrize("norm", [1, 2, 4])
+@pytest.mark.parametrize("n", [1, 3, 50])
+def test_a_box_is_a_clamp(n: int, norm: float, monkeypatch: pytest.MonkeyPatch):
+    stream = torch.Generator().manual_seed(n)
+    low = -torch.rand(n, dtype=torch.float64, generator=stream)
+    high = torch.rand(n, dtype=torch.float64, generator=stream)
+    high[0] = low[0]
+    f = 2 * torch.randn(30, n, dtype=torch.float64, generator=stream)
+    bounds = [low.clone().requires_grad_(), high.clone().requires_grad_()]
+
+    def call():
+        answer = project(f, AffineSet.box(*bounds), norm=norm)
+        return answer, torch.autograd.grad(answer.value.sum(), bounds)
+
+    (one, slopes), (other, expected) = both_ways(monkeypatch, call)
+    assert torch.equal(one.value, f.clamp(low, high)) and torch.equal(other.value, one.value)
+    assert ((one.active != 0) == (other.active != 0)).all()
+    assert torch.allclose(slopes[0] + slopes[1], expected[0] + expected[1])
+    assert torch.allclose((slopes[0] + slopes[1])[1:], (f < low).sum(0)[1:] + (f > high).sum(0)[1:].double())
+
+
+def test_bounds_of_single_outputs_are_not_factorised(monkeypatch: pytest.MonkeyPatch):
+    """A box around a simplex: all but one row fix an output; rows are dropped and come back on the way."""
+    stream = torch.Generator().manual_seed(2)
+    n = 40
+    set = AffineSet.equality(torch.ones(1, n, dtype=torch.float64), [1.0]) & AffineSet.box(0.0, 0.1, dim=n)
+    set = set & AffineSet.inequality(torch.randn(5, n, dtype=torch.float64, generator=stream), 0.3)
+    f = torch.randn(80, n, dtype=torch.float64, generator=stream)
+    one, other = both_ways(monkeypatch, lambda: project(f, set, search="active"))
+    torch.testing.assert_close(one.value, other.value, rtol=1e-11, atol=1e-11)
+    assert torch.equal(one.active, other.active)
+    assert ((one.value >= 0) & (one.value <= 0.1)).all()

@@ -40,9 +40,9 @@ class AffineSet:
         upper: upper bounds, ``(..., m)`` or a scalar; ``None`` or ``+inf`` means no bound.
         names: one label per row, used in every message.
 
-    Tensors (sparse ones too), numpy arrays, nested lists and scalars are accepted. Tensors and floating-point arrays keep their number
-    type (and tensors their gradient); lists, scalars and integers take the type of whatever they meet. Tensors are
-    kept, not copied: do not change them in place afterwards.
+    Tensors (sparse ones too), numpy arrays, nested lists and scalars are accepted. Tensors and floating-point arrays
+    keep their number type (and tensors their gradient); lists, scalars and integers take the type of whatever they
+    meet. Tensors are kept, not copied: do not change them in place afterwards.
 
     >>> s = AffineSet.inequality([[1.0, 1.0]], [1.0], names=["total"]) & AffineSet.box(0.0, 1.0, dim=2)
     >>> s
@@ -337,7 +337,9 @@ def _as_tensors(**given: ArrayLike | None) -> tuple[dict[str, Tensor | None], bo
         if tensor.is_complex() or tensor.dtype in (torch.float16, torch.bfloat16):
             raise DtypeError(f"{name} is {tensor.dtype}; constraints need float32 or float64: write {name}.float().")
         if tensor.layout != torch.strided:
-            tensor = tensor.to_dense()  # the kernel looks at the entries that are not zero only, however they are stored
+            tensor = (
+                tensor.to_dense()
+            )  # the kernel looks at the entries that are not zero only, however they are stored
         tensors[name] = tensor
         if typed and tensor.is_floating_point():
             strong[name] = tensor.dtype

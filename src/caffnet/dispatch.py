@@ -22,9 +22,7 @@ from caffnet.search.enumeration import Enumeration
 from caffnet.solve import factorised, solve, trace
 
 
-def answer(
-    problem: Problem, options: Options, plan: Enumeration | None, start: Tensor | None = None
-) -> Solution:
+def answer(problem: Problem, options: Options, plan: Enumeration | None, start: Tensor | None = None) -> Solution:
     """Run the search: directly, as one opaque operation (compile, vmap), or as plain arithmetic (export)."""
     p = problem
     with torch.no_grad():

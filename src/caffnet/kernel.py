@@ -56,8 +56,8 @@ class Scaled(NamedTuple):
     A: np.ndarray  # (m, n)
     factor: np.ndarray  # (m,) the power of two
     squared: np.ndarray  # (m,) |a|_2²
-    count: np.ndarray  # (m,) how many entries of a row are looked at: n, or fewer where most are zero
-    index: np.ndarray  # (m, n) which ones, where they are fewer
+    entries: np.ndarray  # (m,) how many entries of a row are looked at: n, or fewer where most are zero
+    columns: np.ndarray  # (m, n) which ones, where they are fewer
     plain: np.ndarray  # (m,) the column of a row ± y_j, else -1
     low: np.ndarray  # (m,)
     high: np.ndarray  # (m,)
@@ -78,6 +78,7 @@ class Face(NamedTuple):
     d: np.ndarray  # (n,) its coordinates on the face
     r: np.ndarray  # (n,) the same in terms of the rows of γ
     violated: np.ndarray  # (m,) rows that were violated when last looked at
+    unit: np.ndarray  # (n,) the column where q_j is ± 1 and zero elsewhere, as a bound of one output makes it; else -1
 
 
 class Walk(NamedTuple):
@@ -122,10 +123,12 @@ def _allocate_face(m, n):
         np.empty(n),
         np.empty(n),
         np.empty(m, np.int64),
+        np.empty(n, np.int64),
     )
 
 
 # ------------------------------------------------------------------------------------------------- vectors
+
 
 @_compile_sums
 def _dot(a, b):
@@ -144,30 +147,36 @@ def _largest(y):
 
 
 @_compile_sums
-def _row_dot(A, i, y):
+def _along(Q, unit, j, y):
+    """``q_j y``: one entry where q_j is a fixed output."""
+    if unit[j] >= 0:
+        return Q[j, unit[j]] * y[unit[j]]
     total = 0.0
-    for j in range(y.shape[0]):
-        total += A[i, j] * y[j]
+    for c in range(y.shape[0]):
+        total += Q[j, c] * y[c]
     return total
 
 
 @_compile_sums
-def _subtract(y, amount, Q, i):
-    """``y -= amount q_i``."""
-    for j in range(y.shape[0]):
-        y[j] -= amount * Q[i, j]
+def _move(y, amount, Q, unit, j):
+    """``y -= amount q_j``."""
+    if unit[j] >= 0:
+        y[unit[j]] -= amount * Q[j, unit[j]]
+    elif amount != 0.0:
+        for c in range(y.shape[0]):
+            y[c] -= amount * Q[j, c]
 
 
 @_compile_sums
-def _value(A, count, index, i, y):
+def _value(A, entries, columns, i, y):
     """``a_i y``, where zeros are not looked at."""
     total = 0.0
-    if count[i] == y.shape[0]:
+    if entries[i] == y.shape[0]:
         for j in range(y.shape[0]):
             total += A[i, j] * y[j]
     else:
-        for e in range(count[i]):
-            total += A[i, index[i, e]] * y[index[i, e]]
+        for e in range(entries[i]):
+            total += A[i, columns[i, e]] * y[columns[i, e]]
     return total
 
 
@@ -202,7 +211,7 @@ def _distance(y, f, norm):
 @_compile
 def _scale_matrix(source, line, s):
     """Fill `s` from the rows of one sample; False where they are no numbers or out of range."""
-    A, factors, squares, counts, index, plain = s.A, s.factor, s.squared, s.count, s.index, s.plain
+    A, factors, squares, entries, columns, plain = s.A, s.factor, s.squared, s.entries, s.columns, s.plain
     m, n = A.shape
     for i in range(m):
         size = 0.0
@@ -222,17 +231,17 @@ def _scale_matrix(source, line, s):
             entry = source[line, i, j] * factor
             A[i, j] = entry
             squared += entry * entry
-        factors[i], squares[i], counts[i], plain[i] = factor, squared, n, -1
+        factors[i], squares[i], entries[i], plain[i] = factor, squared, n, -1
         if 4 * count <= n or count == 1:
             place = 0
             for j in range(n):
                 if A[i, j] != 0.0:
-                    index[i, place] = j
+                    columns[i, place] = j
                     place += 1
             if 4 * count <= n:
-                counts[i] = count
-            if count == 1 and abs(A[i, index[i, 0]]) == 1.0:
-                plain[i] = index[i, 0]
+                entries[i] = count
+            if count == 1 and abs(A[i, columns[i, 0]]) == 1.0:
+                plain[i] = columns[i, 0]
     return True
 
 
@@ -260,11 +269,11 @@ def _scale_bounds(lower, upper, b, s, t):
 @_compile
 def _accepts(s, y, start, t):
     """Whether every row holds up to rounding at `y`, when it was computed from numbers of size `start`."""
-    A, count, index, low, high, size = s.A, s.count, s.index, s.low, s.high, s.size
+    A, entries, columns, low, high, size = s.A, s.entries, s.columns, s.low, s.high, s.size
     share = t.feasibility
     free = share * _largest(y) + share * start + t.underflow
     for i in range(A.shape[0]):
-        value = _value(A, count, index, i, y)
+        value = _value(A, entries, columns, i, y)
         if not max(value - high[i], low[i] - value) <= free + share * size[i]:
             return False
     return True
@@ -276,12 +285,12 @@ def _check(s, y, held, t):
 
     Else INSIDE, or WITHIN_TOL if a bound that is not in γ is exceeded at all.
     """
-    A, count, index, low, high, size = s.A, s.count, s.index, s.low, s.high, s.size
+    A, entries, columns, low, high, size = s.A, s.entries, s.columns, s.low, s.high, s.size
     equal, plain, share = s.equal, s.plain, t.feasibility
     free = 2.0 * share * _largest(y) + t.underflow
     state = INSIDE
     for i in range(A.shape[0]):
-        value = _value(A, count, index, i, y)
+        value = _value(A, entries, columns, i, y)
         above, below = value - high[i], low[i] - value
         excess = max(above, below)
         if excess > 0.0:
@@ -299,23 +308,23 @@ def _check(s, y, held, t):
 
 
 @_compile_inline
-def _remainder(A, squared, i, Q, k, z, d, more):
+def _remainder(A, squared, i, Q, unit, k, z, d, more):
     """Split row `i` into its part ``d`` on the face and the rest ``z``; |z|²."""
     for j in range(z.shape[0]):
         z[j] = A[i, j]
     if k == 0:
         return squared[i]
     for j in range(k):  # all products before any subtraction: they do not wait for each other
-        d[j] = _row_dot(Q, j, z)
+        d[j] = _along(Q, unit, j, z)
     for j in range(k):
-        _subtract(z, d[j], Q, j)
+        _move(z, d[j], Q, unit, j)
     left = _dot(z, z)
     if left < 0.5 * squared[i]:  # cancellation: once more makes z orthogonal to rounding
         for j in range(k):
-            more[j] = _row_dot(Q, j, z)
+            more[j] = _along(Q, unit, j, z)
         for j in range(k):
             d[j] += more[j]
-            _subtract(z, more[j], Q, j)
+            _move(z, more[j], Q, unit, j)
         left = _dot(z, z)
     return left
 
@@ -325,8 +334,12 @@ def _append(face, k, i, side, left):
     """Add the row that `_remainder` has just split."""
     Q, R, z, d = face.Q, face.R, face.z, face.d
     length = math.sqrt(left)
+    entries, column = 0, _NONE
     for j in range(z.shape[0]):
         Q[k, j] = z[j] / length
+        if z[j] != 0.0:
+            entries, column = entries + 1, j
+    face.unit[k] = column if entries == 1 else _NONE
     for j in range(k):
         R[j, k] = d[j]
     R[k, k] = length
@@ -339,7 +352,7 @@ def _append(face, k, i, side, left):
 def _add(s, i, side, face, k, t):
     """Add row `i` if it is independent of the face; the new k."""
     if k < face.Q.shape[0]:
-        left = _remainder(s.A, s.squared, i, face.Q, k, face.z, face.d, face.r)
+        left = _remainder(s.A, s.squared, i, face.Q, face.unit, k, face.z, face.d, face.r)
         if left > t.rank * t.rank * s.squared[i]:
             _append(face, k, i, side, left)
             return k + 1
@@ -358,6 +371,10 @@ def _drop(face, k, place):
         for j in range(c + 2):
             R[j, c] = R[j, c + 1]
     for c in range(place, k - 1):
+        # Orthogonal rows only change places; a rotation makes full vectors of what was one entry.
+        first, second = face.unit[c], face.unit[c + 1]
+        swapped = R[c, c] == 0.0
+        face.unit[c], face.unit[c + 1] = (second, first) if swapped else (_NONE, _NONE)
         length = math.hypot(R[c, c], R[c + 1, c])
         cosine, sine = R[c, c] / length, R[c + 1, c] / length
         for j in range(c, k - 1):
@@ -384,32 +401,68 @@ def _in_rows(R, first, k, d, r):
 @_compile_inline
 def _slide(s, face, first, k, y):
     """Move `y` onto the rows in slots first .. k-1, one after the other: ``q_j`` leaves the rows before j alone."""
-    A, count, index, low, high, Q, R = s.A, s.count, s.index, s.low, s.high, face.Q, face.R
-    rows, sides = face.rows, face.sides
+    A, entries, columns, low, high, Q, R = s.A, s.entries, s.columns, s.low, s.high, face.Q, face.R
+    rows, sides, unit = face.rows, face.sides, face.unit
     for j in range(first, k):
         i = rows[j]
         bound = high[i] if sides[j] > 0 else low[i]
-        _subtract(y, (_value(A, count, index, i, y) - bound) / R[j, j], Q, j)
+        _move(y, (_value(A, entries, columns, i, y) - bound) / R[j, j], Q, unit, j)
 
 
 @_compile
 def _flat_point(s, face, k, g, y):
     """``y = A_γ⁺ b_γ + (I - A_γ⁺ A_γ) g``, refined once."""
     Q, R, r, low, high, rows, sides = face.Q, face.R, face.r, s.low, s.high, face.rows, face.sides
+    unit = face.unit
     for j in range(g.shape[0]):
         y[j] = g[j]
     for j in range(k):
-        r[j] = _row_dot(Q, j, g)
+        r[j] = _along(Q, unit, j, g)
     for j in range(k):
-        _subtract(y, r[j], Q, j)
+        _move(y, r[j], Q, unit, j)
     for j in range(k):  # Rᵀ c = b
         total = high[rows[j]] if sides[j] > 0 else low[rows[j]]
         for c in range(j):
             total -= R[c, j] * r[c]
         r[j] = total / R[j, j]
     for j in range(k):
-        _subtract(y, -r[j], Q, j)
+        _move(y, -r[j], Q, unit, j)
     _slide(s, face, _ZERO, k, y)
+
+
+@_compile
+def _clamp(s, y):
+    """Put `y` within the rows ``± y_j``, exactly."""
+    for i in range(s.plain.shape[0]):
+        j = s.plain[i]
+        if j >= 0:
+            low, high = s.low[i], s.high[i]
+            if s.A[i, j] < 0.0:
+                low, high = -high, -low
+            y[j] = min(max(y[j], low), high)
+
+
+@_compile
+def _box_face(s, face, g, y):
+    """The sub-constraint of ``y = clamp(g)`` in a box: equalities, and for every other output that moved one row.
+
+    Of several rows that bound an output alike it is the first.
+    """
+    taken = face.unit
+    for j in range(y.shape[0]):
+        taken[j] = 0
+    for i in range(s.plain.shape[0]):
+        face.held[i] = 0
+        if s.equal[i] and taken[s.plain[i]] == 0:
+            face.held[i], taken[s.plain[i]] = 1, 1
+    for i in range(s.plain.shape[0]):
+        j = s.plain[i]
+        if taken[j] == 0:
+            value, before = s.A[i, j] * y[j], s.A[i, j] * g[j]
+            if before > value == s.high[i]:
+                face.held[i], taken[j] = 1, 1
+            elif before < value == s.low[i]:
+                face.held[i], taken[j] = -1, 1
 
 
 @_compile
@@ -442,13 +495,13 @@ def _warm(s, face, base, g, y, start, b, t):
     k = base
     for i in range(s.A.shape[0]):
         side = np.int64(start[b, i])
-        if side != 0 and not s.equal[i] and s.squared[i] > 0.0:
-            if (side > 0 and s.high[i] < math.inf) or (side < 0 and s.low[i] > -math.inf):
-                k = _add(s, i, side, face, k, t)
+        bounded = (side > 0 and s.high[i] < math.inf) or (side < 0 and s.low[i] > -math.inf)
+        if bounded and not s.equal[i] and s.squared[i] > 0.0:
+            k = _add(s, i, side, face, k, t)
     while True:
         _flat_point(s, face, k, g, y)
         for j in range(k):
-            face.d[j] = _row_dot(face.Q, j, g) - _row_dot(face.Q, j, y)
+            face.d[j] = _along(face.Q, face.unit, j, g) - _along(face.Q, face.unit, j, y)
         _in_rows(face.R, base, k, face.d, face.r)
         worst, place = 0.0, _NONE
         for j in range(base, k):
@@ -469,9 +522,9 @@ def _dual(s, face, base, g, y, start, b, t):
     `base` equalities, which are never dropped. Every step raises the distance to g, so no face comes twice; the cap
     ends what rounding may make of that.
     """
-    A, count, index, low, high, size = s.A, s.count, s.index, s.low, s.high, s.size
+    A, entries, columns, low, high, size = s.A, s.entries, s.columns, s.low, s.high, s.size
     squared, equal = s.squared, s.equal
-    Q, R, rows, sides, multiplier, held = face.Q, face.R, face.rows, face.sides, face.multiplier, face.held
+    Q, R, unit, sides, multiplier, held = face.Q, face.R, face.unit, face.sides, face.multiplier, face.held
     z, d, r, violated = face.z, face.d, face.r, face.violated
     m, n = A.shape
     cut = t.rank * t.rank
@@ -492,7 +545,7 @@ def _dual(s, face, base, g, y, start, b, t):
             for e in range(m if all_seen else waiting):
                 i = e if all_seen else violated[e]
                 if held[i] == 0 and not equal[i]:
-                    value = _value(A, count, index, i, y)
+                    value = _value(A, entries, columns, i, y)
                     excess = max(value - high[i], low[i] - value)
                     if excess > free + t.search * size[i]:
                         if squared[i] == 0.0:
@@ -506,11 +559,11 @@ def _dual(s, face, base, g, y, start, b, t):
         if p < 0:
             return k
         all_seen = False
-        side = _ONE if _value(A, count, index, p, y) > high[p] else _NONE
+        side = _ONE if _value(A, entries, columns, p, y) > high[p] else _NONE
         bound = high[p] if side > 0 else low[p]
         gain = 0.0
         while True:
-            left = _remainder(A, squared, p, Q, k, z, d, r)
+            left = _remainder(A, squared, p, Q, unit, k, z, d, r)
             independent = k < n and left > cut * squared[p]
             _in_rows(R, base, k, d, r)
             longest, place = math.inf, _NONE
@@ -520,7 +573,7 @@ def _dual(s, face, base, g, y, start, b, t):
                     longest, place = multiplier[j] / rate, j
             step = math.inf
             if independent:
-                step = max(side * (_value(A, count, index, p, y) - bound), 0.0) / left
+                step = max(side * (_value(A, entries, columns, p, y) - bound), 0.0) / left
             if step == math.inf and place < 0:
                 return -1
             length = min(step, longest)
@@ -545,7 +598,7 @@ def _nearest_plane(s, face, g, t):
     best, row, side = math.inf, _NONE, _ZERO
     for i in range(s.A.shape[0]):
         if s.squared[i] > 0.0:
-            value, length = _value(s.A, s.count, s.index, i, g), math.sqrt(s.squared[i])
+            value, length = _value(s.A, s.entries, s.columns, i, g), math.sqrt(s.squared[i])
             if (s.high[i] - value) / length < best:
                 best, row, side = (s.high[i] - value) / length, i, _ONE
             if (value - s.low[i]) / length < best:
@@ -610,7 +663,7 @@ def _walk(s, face, base, f, g, norm, minimal, best, size, walk, y, t):
 
     Returns the size of the best γ beside the equalities, or n + 1 where there is none.
     """
-    A, count, index, low, high, squares = s.A, s.count, s.index, s.low, s.high, s.squared
+    A, low, high, squares = s.A, s.low, s.high, s.squared
     Q, R, rows, sides = face.Q, face.R, face.rows, face.sides
     at_f, at_g = walk.f, walk.g
     m, n = A.shape
@@ -657,7 +710,7 @@ def _walk(s, face, base, f, g, norm, minimal, best, size, walk, y, t):
             continue
         if walk.last[depth] != i:
             walk.last[depth] = i
-            left = _remainder(A, squares, i, Q, k, face.z, face.d, face.r)
+            left = _remainder(A, squares, i, Q, face.unit, k, face.z, face.d, face.r)
             walk.independent[depth] = left > cut * squares[i]
             if walk.independent[depth]:
                 _append(face, k, i, side, left)
@@ -697,7 +750,7 @@ def _walk(s, face, base, f, g, norm, minimal, best, size, walk, y, t):
 
 @_compile
 def _enumerate(s, face, base, k, f, g, norm, lite, walk, y, t):
-    """`enumeration.choose` for one sample; its k, or -1. The face of `_nearest_face`, of k rows or -1, is the first bound."""
+    """`enumeration.choose` for one sample; its k, or -1. The face given (of k rows, or -1) is the first bound."""
     m, n = s.A.shape
     best, size, minimal = math.inf, n + 1, _NONE
     if lite:  # a minimal face has as many rows as are independent
@@ -770,13 +823,15 @@ def solve(f, w, A, lower, upper, start, search, norm, single, t, first, last, va
         np.empty(deep, np.int8),
     )
     bounds_vary = lower.shape[0] > 1 or upper.shape[0] > 1 or A.shape[0] > 1
-    ready, fine, sound = False, False, False
+    ready, fine, sound, boxed = False, False, False, False
     base, undecided = _ZERO, 0
     for b in range(first, last):
         status[b] = UNDECIDED
         undecided += 1
         if A.shape[0] > 1 or b == first:
-            fine, ready = _scale_matrix(A, b if A.shape[0] > 1 else 0, s), False
+            fine, ready, boxed = _scale_matrix(A, b if A.shape[0] > 1 else 0, s), False, m > 0
+            for i in range(m):
+                boxed = boxed and s.plain[i] >= 0
         if not fine:
             continue
         if bounds_vary or b == first:
@@ -811,27 +866,29 @@ def solve(f, w, A, lower, upper, start, search, norm, single, t, first, last, va
             continue
         if size < t.smallest:
             continue
-        if not ready:
-            base, ready = _equalities(s, face, t), True
+        # In a box the nearest point is a clamp (in the maximum norm it is one of many).
+        if boxed and not moved and search != LITE and norm < math.inf:
+            for j in range(n):
+                y[j] = goal[j]
+            _clamp(s, y)
+            _box_face(s, face, goal, y)
+            ready = False
         else:
-            _restart(face, base)
-        k = _NONE
-        if search != LITE:
-            k = _nearest_face(s, face, base, goal, y, start, b, t)
-        if search == ACTIVE and moved:
-            k = _nearer_face(s, face, base, k, point, goal, norm, y, kept, start, b, t)
-        if search == LITE or (search == FULL and (moved or norm != 2.0)):
-            k = _enumerate(s, face, base, k, point, goal, norm, search == LITE, walk, y, t)
-        if k < 0:
-            continue
-        _flat_point(s, face, k, goal, y)
-        for i in range(m):  # plain bounds hold exactly
-            j = s.plain[i]
-            if j >= 0:
-                low, high = s.low[i], s.high[i]
-                if s.A[i, j] < 0.0:
-                    low, high = -high, -low
-                y[j] = min(max(y[j], low), high)
+            if not ready:
+                base, ready = _equalities(s, face, t), True
+            else:
+                _restart(face, base)
+            k = _NONE
+            if search != LITE:
+                k = _nearest_face(s, face, base, goal, y, start, b, t)
+            if search == ACTIVE and moved:
+                k = _nearer_face(s, face, base, k, point, goal, norm, y, kept, start, b, t)
+            if search == LITE or (search == FULL and (moved or norm != 2.0)):
+                k = _enumerate(s, face, base, k, point, goal, norm, search == LITE, walk, y, t)
+            if k < 0:
+                continue
+            _flat_point(s, face, k, goal, y)
+            _clamp(s, y)  # plain bounds hold exactly
         for j in range(n):
             y[j] = _rounded(y[j], single)
             value[b, j] = y[j]
@@ -849,7 +906,9 @@ def solve(f, w, A, lower, upper, start, search, norm, single, t, first, last, va
 
 
 @_compile_entry
-def differentiate(v, f, w, A, lower, upper, value, held, tangent, single, t, first, last, to_f, to_w, to_A, to_lower, to_upper):
+def differentiate(
+    v, f, w, A, lower, upper, value, held, tangent, single, t, first, last, to_f, to_w, to_A, to_lower, to_upper
+):
     """The gradients of samples first .. last-1 for an incoming gradient `v`; False where the torch path must do it.
 
     ``p = N v`` for g, ``q = (A_γ⁺)ᵀ v`` for b, ``-(λ pᵀ + q yᵀ)`` for A, as derived in `projection`. With `tangent`, f
@@ -902,12 +961,12 @@ def differentiate(v, f, w, A, lower, upper, value, held, tangent, single, t, fir
             if marked[i] != 0 and not s.equal[i]:
                 k = _add(s, i, np.int64(marked[i]), face, k, t)
         for j in range(k):
-            face.d[j] = _row_dot(face.Q, j, p)
+            face.d[j] = _along(face.Q, face.unit, j, p)
         for j in range(k):
-            _subtract(p, face.d[j], face.Q, j)
+            _move(p, face.d[j], face.Q, face.unit, j)
         _in_rows(face.R, _ZERO, k, face.d, q)
         for j in range(k):
-            face.d[j] = _row_dot(face.Q, j, away)
+            face.d[j] = _along(face.Q, face.unit, j, away)
         _in_rows(face.R, _ZERO, k, face.d, face.r)
         for j in range(k):
             i, factor = face.rows[j], s.factor[face.rows[j]]
@@ -924,7 +983,7 @@ def differentiate(v, f, w, A, lower, upper, value, held, tangent, single, t, fir
             # The same search on the rows that are active at y, with all bounds 0.
             free = 2 * t.feasibility * _largest(y) + t.underflow
             for i in range(m):
-                at, slack = _value(s.A, s.count, s.index, i, y), free + t.feasibility * s.size[i]
+                at, slack = _value(s.A, s.entries, s.columns, i, y), free + t.feasibility * s.size[i]
                 low[i] = 0.0 if s.equal[i] or marked[i] < 0 or abs(at - s.low[i]) <= slack else -math.inf
                 high[i] = 0.0 if s.equal[i] or marked[i] > 0 or abs(at - s.high[i]) <= slack else math.inf
             for i in range(m):

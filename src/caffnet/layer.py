@@ -45,7 +45,9 @@ class CAffine(nn.Module):
         super().__init__()
         unknown = set(options) - OPTIONS
         if unknown:
-            raise TypeError(f"CAffine has no option {unknown.pop()!r}; the options are {', '.join(sorted(OPTIONS))} and warm_start.")
+            raise TypeError(
+                f"CAffine has no option {unknown.pop()!r}; the options are {', '.join(sorted(OPTIONS))} and warm_start."
+            )
         if isinstance(constraint, Prepared):
             options = {"search": constraint.search, **options}
             constraint = constraint.set
