@@ -11,7 +11,7 @@ demo: $(VENV)/.demo
 	$(BIN)/caffnet demo
 
 # The yardstick for speed; `make bench BENCH=--quick` for a first look.
-bench: $(VENV)/.demo
+bench: $(VENV)/.test
 	$(BIN)/caffnet bench $(BENCH)
 
 test: $(VENV)/.test

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
 
 class FeedForward(nn.Sequential):
-    """A ReLU network ``(..., n_in) -> (..., n_out)``; the paper's has three hidden layers of 200.
+    """A network ``(..., n_in) -> (..., n_out)``; the paper's has three hidden layers of 200 with ReLU.
 
     Args:
         n_in: number of inputs.
@@ -15,7 +17,8 @@ class FeedForward(nn.Sequential):
         hidden: width of each hidden layer.
         layers: number of hidden layers.
         batch_norm: normalise after each hidden linear map (inputs must then be ``(batch, n_in)``).
-        dropout: drop this share after each ReLU.
+        dropout: drop this share after each activation.
+        activation: makes the module after each hidden linear map.
 
     Weights start Xavier-normal, biases as `nn.Linear` leaves them.
 
@@ -32,6 +35,7 @@ class FeedForward(nn.Sequential):
         *,
         batch_norm: bool = False,
         dropout: float = 0.0,
+        activation: Callable[[], nn.Module] = nn.ReLU,
     ):
         parts: list[nn.Module] = []
         width = n_in
@@ -39,7 +43,7 @@ class FeedForward(nn.Sequential):
             parts.append(nn.Linear(width, hidden))
             if batch_norm:
                 parts.append(nn.BatchNorm1d(hidden))
-            parts.append(nn.ReLU())
+            parts.append(activation())
             if dropout:
                 parts.append(nn.Dropout(dropout))
             width = hidden

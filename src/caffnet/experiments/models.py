@@ -48,4 +48,11 @@ def build_model(config: RunConfig, problem: Problem, *, strict: bool = False) ->
 
 
 def _feedforward(config: RunConfig, problem: Problem) -> FeedForward:
-    return FeedForward(problem.n_in, problem.n_out, config.hidden, batch_norm=config.batch_norm, dropout=config.dropout)
+    return FeedForward(
+        problem.n_in,
+        problem.n_out,
+        config.hidden,
+        batch_norm=config.batch_norm,
+        dropout=config.dropout,
+        activation={"relu": nn.ReLU, "silu": nn.SiLU}[config.activation],
+    )
