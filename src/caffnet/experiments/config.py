@@ -88,7 +88,7 @@ class RunConfig:
 
     @property
     def digest(self) -> str:
-        """A fingerprint of all settings. One that came later counts only if it is set: older records keep their names."""
+        """A fingerprint of all settings. One that came later counts only if it is set: records keep their names."""
         settings = dataclasses.asdict(self)
         if self.activation == "relu":
             del settings["activation"]
@@ -206,10 +206,10 @@ def _protocol_settings(task: str, method: str, protocol: str) -> dict[str, Any]:
         settings["feedforward"] = _nearest(lambda h: transformer_size(n_in, n_out, h), budget)
     if protocol == "ours":
         settings |= {"null_start": "zero", "gradient": "tangent", "keep": "best"}
-        if task == "pwc":
-            settings["activation"] = "silu"
-        else:
+        if task != "pwc":
             settings["learning_rate"] = 1e-3
+        elif method != "caffnet-tf":
+            settings["activation"] = "silu"
         if task == "opt":
             settings["schedule"] = "cosine"
     return settings
