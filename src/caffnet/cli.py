@@ -71,17 +71,49 @@ def run(
         _fail(error)
 
 
+@app.command("time")
+def time_(
+    task: Annotated[str, typer.Argument(help="pwc, opt or cbf.")],
+    protocol: Annotated[str, typer.Option(help="paper, fair or ours.")] = "paper",
+    rounds: Annotated[int, typer.Option(help="Epochs of each method that are timed.")] = 7,
+    threads: Annotated[int, typer.Option(help="Threads of torch.")] = 1,
+    out: Annotated[Path, typer.Option(help="Folder of the records.")] = Path("results"),
+) -> None:
+    """Time an epoch and a test of every method of an experiment, side by side."""
+    import torch
+
+    from caffnet.experiments.config import ConfigError
+    from caffnet.experiments.run import default_device
+    from caffnet.experiments.timing import time_methods
+
+    torch.set_num_threads(threads)
+    console = Console()
+    try:
+        with console.status("building") as status:
+            found = time_methods(
+                task, protocol, out, rounds=rounds, device=default_device(), on_step=lambda what: status.update(what)
+            )
+    except ConfigError as error:
+        _fail(error)
+    for name, times in found["methods"].items():
+        train = "" if times["train_ms"] is None else f"T_train {times['train_ms']:.4g} ms, "
+        console.print(f"{task} {protocol} {name}: {train}T_test {times['test_ms']:.4g} ms")
+
+
 @app.command()
 def report(
     records: Annotated[list[Path] | None, typer.Argument(help="Folders with records.")] = None,
     out: Annotated[Path, typer.Option(help="Where the tables, the figures and the page go.")] = Path("report"),
+    markdown: Annotated[
+        Path | None, typer.Option(help="Write the Markdown here too, its figures in figures/<name> beside it.")
+    ] = None,
 ) -> None:
     """Turn records into the paper's tables and figures: Markdown, LaTeX, CSV, PNG and one HTML page."""
     from caffnet.experiments.records import RecordError
     from caffnet.experiments.report import write_report
 
     try:
-        written = write_report(records or [Path("results")], out)
+        written = write_report(records or [Path("results")], out, markdown)
     except RecordError as error:
         _fail(error)
     for path in written:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,15 @@ def read_record(path: Path) -> dict[str, Any]:
 def read_records(out: Path) -> list[dict[str, Any]]:
     """All records below a folder, in the order of their names."""
     return [read_record(path) for path in sorted(out.rglob("records/*.json"))]
+
+
+def read_timings(folders: Iterable[Path]) -> list[dict[str, Any]]:
+    """The latest timing of every task and protocol."""
+    found: dict[str, dict[str, Any]] = {}
+    for record in (read_record(path) for folder in folders for path in sorted(folder.rglob("timing/*.json"))):
+        if record["finished"] >= found.get(record["name"], record)["finished"]:
+            found[record["name"]] = record
+    return [found[name] for name in sorted(found)]
 
 
 def thin(epochs: int) -> list[int]:

@@ -203,6 +203,11 @@ class _Run:
         self.history[: self.epoch] = saved.tensors["history"].to(self.device)
 
 
+def epochs_of(config: RunConfig, problem: Problem, model: nn.Module) -> Callable[[], None]:
+    """A function that trains for one epoch with each call, at most `config.epochs` times; nothing is saved."""
+    return _Run(config, problem, model, Group()).train_epoch
+
+
 def train(
     config: RunConfig,
     problem: Problem,

@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Iterable
 from typing import Any
 
-from caffnet.experiments.config import METHODS, PROTOCOLS, TASKS, resolve
+from caffnet.experiments.config import METHODS, PROTOCOLS, TASKS, RunConfig, resolve
 
 TITLES = {
     "ipopt": "IPOPT",
@@ -104,8 +104,11 @@ def _changes(config: dict[str, Any]) -> str:
     if config["method"] == "ipopt":
         return ""
     usual = dataclasses.asdict(resolve(config["task"], config["method"], config["seed"], config["protocol"]))
+    # A setting that is younger than the record had its default.
+    defaults = {f.name: f.default for f in dataclasses.fields(RunConfig) if f.default is not dataclasses.MISSING}
     ignored = {"device"}
-    different = {key: value for key, value in config.items() if key not in ignored and usual.get(key) != value}
+    whole = {**defaults, **config}
+    different = {key: value for key, value in whole.items() if key not in ignored and usual.get(key) != value}
     return ", ".join(f"{key}={value}" for key, value in different.items())
 
 

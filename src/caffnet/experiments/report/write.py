@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 from caffnet.experiments.config import PROTOCOLS, TASKS
-from caffnet.experiments.records import RecordError, read_records
+from caffnet.experiments.records import RecordError, read_records, read_timings
 from caffnet.experiments.report.figures import figures, save
 from caffnet.experiments.report.formats import as_csv, as_latex, as_markdown
 from caffnet.experiments.report.groups import Group, group_records, main_groups
@@ -14,8 +15,13 @@ from caffnet.experiments.report.page import build_page
 from caffnet.experiments.report.tables import NAMES, Table, gap_table, results_table, speed_table
 
 
-def write_report(folders: Sequence[Path], out: Path) -> list[Path]:
+def write_report(folders: Sequence[Path], out: Path, markdown_to: Path | None = None) -> list[Path]:
     """Tables, figures and the page, from all records below `folders`.
+
+    Args:
+        folders: where records are.
+        out: where the report goes.
+        markdown_to: write the Markdown here as well, with its figures in ``figures/<name>`` beside it.
 
     Returns:
         The files written: ``report.md``, ``report.tex``, ``report.html``, ``tables/*.csv``, ``figures/*.png|pdf``.
@@ -58,15 +64,28 @@ def write_report(folders: Sequence[Path], out: Path) -> list[Path]:
                 pictures.append((caption, png))
                 markdown += [f"![{caption}]({stem}.png)", "", f"*{caption}*", ""]
         sections[task] = (tables, pictures)
-    last = [table for table in (speed_table(groups),) if table is not None]
+    last = [table for table in (speed_table(read_timings(folders)),) if table is not None]
     for table in last:
         markdown += [as_markdown(table)]
         latex += [as_latex(table)]
         write(f"tables/{table.name}.csv", as_csv(table))
     write("report.md", "\n".join(markdown))
+    if markdown_to is not None:
+        written += _publish("\n".join(markdown), out, markdown_to)
     write("report.tex", "\n".join(latex))
     write("report.html", build_page(sections, last, records))
     return written
+
+
+def _publish(markdown: str, out: Path, target: Path) -> list[Path]:
+    """The Markdown alone with the figures that it shows, for a folder of documentation."""
+    folder = target.parent / "figures" / target.stem
+    folder.mkdir(parents=True, exist_ok=True)
+    shown = sorted((out / "figures").glob("*.png"))
+    for path in shown:
+        shutil.copyfile(path, folder / path.name)
+    target.write_text(markdown.replace("](figures/", f"](figures/{target.stem}/") + "\n", encoding="utf-8")
+    return [target, *(folder / path.name for path in shown)]
 
 
 def _tables(groups: list[Group], task: str) -> list[Table]:
