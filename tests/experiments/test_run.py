@@ -20,7 +20,7 @@ from caffnet.experiments.checkpoint import Checkpoint, CheckpointError, write_at
 from caffnet.experiments.config import ConfigError, load_campaign, resolve
 from caffnet.experiments.records import RecordError, read_record, read_records, rounded, thin, write_record
 from caffnet.experiments.run import build_problem, checkpoint_path, run_campaign, run_one
-from caffnet.experiments.training import train
+from caffnet.experiments.training import Tick, train
 
 SOURCE = Path(caffnet.__file__).parents[1]
 TIMES = ("seconds", "ms_per_epoch", "starts")
@@ -275,3 +275,24 @@ def test_no_epochs_is_the_untrained_network(tmp_path):
     assert record["training"]["history"]["epoch"] == []
     assert record["training"]["ms_per_epoch"] is None
     assert callable(train)
+
+
+def test_a_limited_gradient_is_remembered_over_a_restart(tmp_path: Path):
+    """`clip` compares with the recent mean length, which must survive a restart for the bits to agree."""
+    settings = {"epochs": 8, "clip": 0.5}
+    config = resolve("pwc", "nn", 1, "paper", settings)
+    whole = run_one(config, tmp_path / "whole")
+    plain = run_one(resolve("pwc", "nn", 1, "paper", {"epochs": 8}), tmp_path / "plain")
+    assert whole["training"]["history"] != plain["training"]["history"]
+
+    class Stop(Exception):
+        pass
+
+    def interrupt(tick: Tick) -> None:
+        raise Stop
+
+    with pytest.raises(Stop):
+        run_one(config, tmp_path / "cut", every=0.0, on_tick=interrupt)
+    again = run_one(config, tmp_path / "cut", every=0.0)
+    assert again["evaluation"]["mse"] == whole["evaluation"]["mse"]
+    assert again["training"]["history"] == whole["training"]["history"]

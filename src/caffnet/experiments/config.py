@@ -63,6 +63,7 @@ class RunConfig:
         dtype: ``"float64"`` (paper) or ``"float32"``.
         device: ``"cpu"`` or ``"cuda"``.
         activation: of the feed-forward networks, ``"relu"`` (paper) or ``"silu"``, which is smooth between data points.
+        clip: shorten a gradient that is longer than this times the recent mean length; 0 for never (paper).
     """
 
     task: str
@@ -85,13 +86,15 @@ class RunConfig:
     dtype: str = "float64"
     device: str = "cpu"
     activation: str = "relu"
+    clip: float = 0.0
 
     @property
     def digest(self) -> str:
         """A fingerprint of all settings. One that came later counts only if it is set: records keep their names."""
         settings = dataclasses.asdict(self)
-        if self.activation == "relu":
-            del settings["activation"]
+        for name in ("activation", "clip"):
+            if settings[name] == getattr(RunConfig, name):
+                del settings[name]
         text = json.dumps(settings, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -114,7 +117,7 @@ class Campaign:
         task: the experiment.
         protocol: ``"paper"``; ``"fair"``: plain networks of equal size; ``"ours"``: fair, with a null-space head that
             starts at zero, the tangent-cone gradient, the best weights by training loss, and what each task asks
-            for: a smooth activation (pwc), a larger learning rate (opt, cbf) that ends at zero (opt).
+            for: a smooth activation (pwc), a larger learning rate that ends at zero (opt, cbf), short gradients (cbf).
         methods: rows of the table; all of the paper's if empty.
         seeds: the paper's if empty.
         settings: fields of `RunConfig` that differ from the protocol.
@@ -183,7 +186,14 @@ def resolve(
         ("activation", ("relu", "silu")),
     ):
         _choose(name, getattr(config, name), known)
-    for name, least in (("epochs", 0), ("batch", 0), ("hidden", 1), ("feedforward", 1), ("learning_rate", 0.0)):
+    for name, least in (
+        ("epochs", 0),
+        ("batch", 0),
+        ("hidden", 1),
+        ("feedforward", 1),
+        ("learning_rate", 0.0),
+        ("clip", 0.0),
+    ):
         if getattr(config, name) < least:
             raise ConfigError(f"{name} must be at least {least}, got {getattr(config, name)}.")
     if not 0 <= config.dropout < 1:
@@ -206,12 +216,12 @@ def _protocol_settings(task: str, method: str, protocol: str) -> dict[str, Any]:
         settings["feedforward"] = _nearest(lambda h: transformer_size(n_in, n_out, h), budget)
     if protocol == "ours":
         settings |= {"null_start": "zero", "gradient": "tangent", "keep": "best"}
-        if task != "pwc":
-            settings["learning_rate"] = 1e-3
-        elif method != "caffnet-tf":
+        if task == "pwc" and method != "caffnet-tf":
             settings["activation"] = "silu"
-        if task == "opt":
-            settings["schedule"] = "cosine"
+        if task != "pwc":
+            settings |= {"learning_rate": 1e-3, "schedule": "cosine"}
+        if task == "cbf":
+            settings["clip"] = 1.0
     return settings
 
 

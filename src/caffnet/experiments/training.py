@@ -87,6 +87,7 @@ class _Run:
         self.seconds, self.warm_seconds, self.warm_epochs = 0.0, 0.0, 0
         self.best: dict[str, Tensor] = {}
         self.best_epoch, self.best_loss = 0, float("inf")
+        self.usual_length = 0.0
         self._whole = group.share(problem.train)
         torch.manual_seed(config.seed)
 
@@ -108,9 +109,23 @@ class _Run:
             row[WORST] = torch.maximum(row[WORST], self.group.largest(loss.worst.double()))
             if self.config.keep == "best":
                 self._remember(self._loss(row))
+            if self.config.clip:
+                self._shorten()
             self.optimizer.step()
         self.history[self.epoch] = row
         self.epoch += 1
+
+    def _shorten(self) -> None:
+        """A rollout through contacts now and then has a gradient a thousand times longer than usual: limit it."""
+        length = float(nn.utils.get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None]))
+        usual = self.usual_length or length
+        limit = self.config.clip * usual
+        if not math.isfinite(length):
+            self.optimizer.zero_grad(set_to_none=True)  # nothing to learn from
+            return
+        if length > limit:
+            nn.utils.clip_grad_norm_(self.model.parameters(), limit)
+        self.usual_length = 0.9 * usual + 0.1 * min(length, 10 * limit)
 
     def _rate(self) -> float:
         """The learning rate of this epoch."""
@@ -174,6 +189,7 @@ class _Run:
             "warm_epochs": self.warm_epochs,
             "best_epoch": self.best_epoch,
             "best_loss": self.best_loss if self.best else None,
+            "usual_length": self.usual_length,
         }
         return Checkpoint(self.config.digest, tensors, progress)
 
@@ -200,6 +216,7 @@ class _Run:
         self.warm_seconds, self.warm_epochs = progress["warm_seconds"], progress["warm_epochs"]
         self.best_epoch = progress["best_epoch"]
         self.best_loss = float("inf") if progress["best_loss"] is None else progress["best_loss"]
+        self.usual_length = progress.get("usual_length", 0.0)
         self.history[: self.epoch] = saved.tensors["history"].to(self.device)
 
 
