@@ -277,12 +277,16 @@ def test_no_epochs_is_the_untrained_network(tmp_path):
     assert callable(train)
 
 
-def test_a_limited_gradient_is_remembered_over_a_restart(tmp_path: Path):
-    """`clip` compares with the recent mean length, which must survive a restart for the bits to agree."""
-    settings = {"epochs": 8, "clip": 0.5}
+@pytest.mark.parametrize(
+    "settings", [{"clip": 0.5}, {"rollback": 1.01, "keep": "best", "learning_rate": 3e-2}], ids=["clip", "rollback"]
+)
+def test_limits_on_a_step_are_remembered_over_a_restart(settings: dict, tmp_path: Path):
+    """They depend on what came before, which must survive a restart for the bits to agree."""
+    settings = {"epochs": 8, **settings}
     config = resolve("pwc", "nn", 1, "paper", settings)
     whole = run_one(config, tmp_path / "whole")
-    plain = run_one(resolve("pwc", "nn", 1, "paper", {"epochs": 8}), tmp_path / "plain")
+    free = {key: value for key, value in settings.items() if key not in ("clip", "rollback")}
+    plain = run_one(resolve("pwc", "nn", 1, "paper", free), tmp_path / "plain")
     assert whole["training"]["history"] != plain["training"]["history"]
 
     class Stop(Exception):
@@ -297,3 +301,15 @@ def test_a_limited_gradient_is_remembered_over_a_restart(tmp_path: Path):
     again = run_one(config, tmp_path / "cut", every=0.0)
     assert again["evaluation"]["mse"] == whole["evaluation"]["mse"]
     assert again["training"]["history"] == whole["training"]["history"]
+
+
+def test_a_collapse_is_undone(tmp_path: Path):
+    settings = {"epochs": 40, "learning_rate": 3e-2, "keep": "best"}
+    record = run_one(resolve("pwc", "nn", 1, "paper", {**settings, "rollback": 1.2}), tmp_path)
+    losses = record["training"]["history"]["loss"]
+    collapses = [i for i in range(1, 39) if losses[i] > 1.2 * min(losses[:i])]
+    assert collapses
+    for i in collapses:  # the next epoch begins at the best weights so far
+        assert losses[i + 1] == min(losses[:i])
+    with pytest.raises(ConfigError, match='keep = "best"'):
+        resolve("pwc", "nn", 1, "paper", {"rollback": 1.2})

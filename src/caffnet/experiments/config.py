@@ -64,6 +64,8 @@ class RunConfig:
         device: ``"cpu"`` or ``"cuda"``.
         activation: of the feed-forward networks, ``"relu"`` (paper) or ``"silu"``, which is smooth between data points.
         clip: shorten a gradient that is longer than this times the recent mean length; 0 for never (paper).
+        rollback: return to the best weights, with half the learning rate, when the loss passes this times the best
+            one; 0 for never (paper).
     """
 
     task: str
@@ -87,12 +89,13 @@ class RunConfig:
     device: str = "cpu"
     activation: str = "relu"
     clip: float = 0.0
+    rollback: float = 0.0
 
     @property
     def digest(self) -> str:
         """A fingerprint of all settings. One that came later counts only if it is set: records keep their names."""
         settings = dataclasses.asdict(self)
-        for name in ("activation", "clip"):
+        for name in ("activation", "clip", "rollback"):
             if settings[name] == getattr(RunConfig, name):
                 del settings[name]
         text = json.dumps(settings, sort_keys=True)
@@ -117,7 +120,8 @@ class Campaign:
         task: the experiment.
         protocol: ``"paper"``; ``"fair"``: plain networks of equal size; ``"ours"``: fair, with a null-space head that
             starts at zero, the tangent-cone gradient, the best weights by training loss, and what each task asks
-            for: a smooth activation (pwc), a larger learning rate that ends at zero (opt, cbf), short gradients (cbf).
+            for: a smooth activation (pwc), a larger learning rate that ends at zero (opt, cbf), limits on what one step
+            may break (cbf).
         methods: rows of the table; all of the paper's if empty.
         seeds: the paper's if empty.
         settings: fields of `RunConfig` that differ from the protocol.
@@ -196,6 +200,8 @@ def resolve(
     ):
         if getattr(config, name) < least:
             raise ConfigError(f"{name} must be at least {least}, got {getattr(config, name)}.")
+    if config.rollback and config.keep != "best":
+        raise ConfigError('rollback needs the best weights: set keep = "best".')
     if not 0 <= config.dropout < 1:
         raise ConfigError(f"dropout must be in [0, 1), got {config.dropout}.")
     return config
@@ -221,7 +227,7 @@ def _protocol_settings(task: str, method: str, protocol: str) -> dict[str, Any]:
         if task != "pwc":
             settings |= {"learning_rate": 1e-3, "schedule": "cosine"}
         if task == "cbf":
-            settings["clip"] = 1.0
+            settings |= {"clip": 1.0, "rollback": 1.5}
     return settings
 
 

@@ -7,6 +7,7 @@ on when checkpoints were written, nor on whether the run was ever interrupted.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 import time
@@ -87,7 +88,8 @@ class _Run:
         self.seconds, self.warm_seconds, self.warm_epochs = 0.0, 0.0, 0
         self.best: dict[str, Tensor] = {}
         self.best_epoch, self.best_loss = 0, float("inf")
-        self.usual_length = 0.0
+        self.best_moments: dict[int, dict[str, Tensor]] = {}
+        self.usual_length, self.caution = 0.0, 1.0
         self._whole = group.share(problem.train)
         torch.manual_seed(config.seed)
 
@@ -109,6 +111,9 @@ class _Run:
             row[WORST] = torch.maximum(row[WORST], self.group.largest(loss.worst.double()))
             if self.config.keep == "best":
                 self._remember(self._loss(row))
+            if self.config.rollback and self._loss(row) > self.config.rollback * self.best_loss:
+                self._return_to_best()
+                continue
             if self.config.clip:
                 self._shorten()
             self.optimizer.step()
@@ -129,9 +134,12 @@ class _Run:
 
     def _rate(self) -> float:
         """The learning rate of this epoch."""
-        if self.config.schedule == "constant":
-            return self.config.learning_rate
-        return self.config.learning_rate * 0.5 * (1 + math.cos(math.pi * self.epoch / self.config.epochs))
+        rate = self.caution * self.config.learning_rate
+        return (
+            rate
+            if self.config.schedule == "constant"
+            else rate * 0.5 * (1 + math.cos(math.pi * self.epoch / self.config.epochs))
+        )
 
     def _batches(self) -> list[Tensor]:
         data, size = self.problem.train, self.config.batch
@@ -146,6 +154,15 @@ class _Run:
         if loss < self.best_loss:
             self.best_loss, self.best_epoch = loss, self.epoch
             self.best = {name: t.detach().clone() for name, t in self.model.state_dict().items()}
+            if self.config.rollback:
+                self.best_moments = copy.deepcopy(self.optimizer.state_dict()["state"])
+
+    def _return_to_best(self) -> None:
+        """A policy can collapse in one step and take hundreds to recover: undo it and go on more carefully."""
+        self.model.load_state_dict(self.best)
+        groups = self.optimizer.state_dict()["param_groups"]
+        self.optimizer.load_state_dict({"state": copy.deepcopy(self.best_moments), "param_groups": groups})
+        self.caution *= 0.5
 
     def _loss(self, row: Tensor) -> float:
         return float(row[COST] + self.config.penalty_weight * row[PENALTY])
@@ -175,8 +192,9 @@ class _Run:
     def snapshot(self) -> Checkpoint:
         tensors = {f"model.{name}": t for name, t in self.model.state_dict().items()}
         tensors |= {f"best.{name}": t for name, t in self.best.items()}
-        for i, state in self.optimizer.state_dict()["state"].items():
-            tensors |= {f"adam.{i}.{key}": value for key, value in state.items()}
+        for kind, moments in (("adam", self.optimizer.state_dict()["state"]), ("best_adam", self.best_moments)):
+            for i, state in moments.items():
+                tensors |= {f"{kind}.{i}.{key}": value for key, value in state.items()}
         tensors["random.cpu"] = torch.get_rng_state()
         if self.device.type == "cuda":
             tensors["random.cuda"] = torch.cuda.get_rng_state(self.device)
@@ -190,21 +208,19 @@ class _Run:
             "best_epoch": self.best_epoch,
             "best_loss": self.best_loss if self.best else None,
             "usual_length": self.usual_length,
+            "caution": self.caution,
         }
         return Checkpoint(self.config.digest, tensors, progress)
 
     def restore(self, saved: Checkpoint) -> None:
-        groups: dict[str, dict[str, Tensor]] = {"model": {}, "best": {}, "adam": {}, "random": {}}
+        groups: dict[str, dict[str, Tensor]] = {"model": {}, "best": {}, "adam": {}, "best_adam": {}, "random": {}}
         for name, value in saved.tensors.items():
             kind, _, rest = name.partition(".")
             if rest:
                 groups[kind][rest] = value
         self.model.load_state_dict({name: t.to(self.device) for name, t in groups["model"].items()})
         self.best = {name: t.to(self.device) for name, t in groups["best"].items()}
-        adam: dict[int, dict[str, Any]] = {}
-        for name, value in groups["adam"].items():
-            index, _, key = name.partition(".")
-            adam.setdefault(int(index), {})[key] = value
+        adam, self.best_moments = _moments(groups["adam"]), _moments(groups["best_adam"])
         whole = self.optimizer.state_dict()
         self.optimizer.load_state_dict({"state": adam, "param_groups": whole["param_groups"]})
         torch.set_rng_state(groups["random"]["cpu"])
@@ -216,8 +232,17 @@ class _Run:
         self.warm_seconds, self.warm_epochs = progress["warm_seconds"], progress["warm_epochs"]
         self.best_epoch = progress["best_epoch"]
         self.best_loss = float("inf") if progress["best_loss"] is None else progress["best_loss"]
-        self.usual_length = progress.get("usual_length", 0.0)
+        self.usual_length, self.caution = progress.get("usual_length", 0.0), progress.get("caution", 1.0)
         self.history[: self.epoch] = saved.tensors["history"].to(self.device)
+
+
+def _moments(tensors: dict[str, Tensor]) -> dict[int, dict[str, Any]]:
+    """Adam's state by parameter, from names such as ``3.exp_avg``."""
+    found: dict[int, dict[str, Any]] = {}
+    for name, value in tensors.items():
+        index, _, key = name.partition(".")
+        found.setdefault(int(index), {})[key] = value
+    return found
 
 
 def epochs_of(config: RunConfig, problem: Problem, model: nn.Module) -> Callable[[], None]:
