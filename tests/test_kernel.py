@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from caffnet import AffineSet, CAffine, Status, compiled, project
+from caffnet import AffineSet, CAffine, Status, compiled, prepare, project
 from caffnet.problem import Options, Problem
 from helpers import needs_data, random_problem, set_of, stored_index, stored_problem
 
@@ -310,3 +310,111 @@ def test_bounds_of_single_outputs_are_not_factorised(monkeypatch: pytest.MonkeyP
     torch.testing.assert_close(one.value, other.value, rtol=1e-11, atol=1e-11)
     assert torch.equal(one.active, other.active)
     assert ((one.value >= 0) & (one.value <= 0.1)).all()
+
+
+# ------------------------------------------------------------------------------------------------ found by attack
+
+
+def test_an_entry_that_vanishes_in_scaling():
+    A = torch.zeros(1, 8, dtype=torch.float64)
+    A[0, 0], A[0, 5] = 1e300, 1e-300
+    f = torch.arange(1.0, 9.0, dtype=torch.float64)
+    assert torch.equal(project(f / 10, AffineSet.inequality(A, [1e300])).value, f / 10)
+    assert project(2 * f, AffineSet.inequality(A, [1e300])).value[0] == 1
+
+
+@pytest.mark.parametrize("shared", ["w is f", "w depends on f", "upper depends on f", "lower is upper"])
+def test_inputs_that_are_one_tensor_count_once_in_a_differentiable_backward(shared: str):
+    f = torch.tensor([[2.0, 1.0], [0.3, 2.0]], dtype=torch.float64, requires_grad=True)
+    d = torch.ones(2, 1, dtype=torch.float64, requires_grad=True)
+    ones = torch.ones(2, 1, 2, dtype=torch.float64)
+
+    def value() -> Tensor:
+        if shared == "w is f":
+            return project(f, AffineSet.inequality(ones, d), f).value
+        if shared == "w depends on f":
+            return project(f, AffineSet.inequality(ones, d), 3 * f).value
+        if shared == "upper depends on f":
+            return project(f, AffineSet.inequality(ones, 0.5 * f[:, :1])).value
+        return project(f, AffineSet.equality(ones, d)).value
+
+    inputs = [f, d]
+    plain = torch.autograd.grad(value()[:, 0].sum(), inputs, allow_unused=True)
+    again = torch.autograd.grad(value()[:, 0].sum(), inputs, create_graph=True, allow_unused=True)
+    for one, other in zip(plain, again, strict=True):
+        assert (one is None) == (other is None)
+        assert one is None or torch.allclose(one, other)
+
+
+@pytest.mark.parametrize("norm", [50.0, 100.0, 300.0])
+@pytest.mark.parametrize("size", [1e-6, 1e3, 1e6])
+def test_high_norms_of_small_and_large_numbers(norm: float, size: float, monkeypatch: pytest.MonkeyPatch):
+    stream = torch.Generator().manual_seed(4)
+    A = torch.randn(20, 3, 2, dtype=torch.float64, generator=stream)
+    f, w = (size * torch.randn(20, 2, dtype=torch.float64, generator=stream) for _ in range(2))
+    set = AffineSet.inequality(A, 0.0)
+    one, other = both_ways(monkeypatch, lambda: project(f, set, w, norm=norm, search="full"))
+    lengths = [(answer.value - f).abs().amax(-1) for answer in (one, other)]
+    torch.testing.assert_close(lengths[0], lengths[1], rtol=1e-6, atol=0)
+
+
+def test_a_warm_start_with_a_row_that_does_not_pull():
+    set = AffineSet.inequality(torch.tensor([[1.0, 0, 0], [1, 1, 0]], dtype=torch.float64), [0.0, 0.0])
+    f = torch.tensor([[1.0, 0, 2]], dtype=torch.float64)
+    w = torch.tensor([[0.5, -1, 1]], dtype=torch.float64)
+    cold = project(f, set, w, search="active")
+    warm = project(f, set, w, search="active", start=torch.tensor([[1, 5]]))
+    assert torch.equal(cold.value, warm.value) and torch.equal(cold.active, warm.active)
+
+
+def test_a_map_over_something_else():
+    set = AffineSet.inequality(torch.ones(1, 2, dtype=torch.float64), [1.0])
+    f = torch.ones(1, 2, dtype=torch.float64, requires_grad=True)
+    scaled = torch.func.vmap(lambda x: x * project(f, set).value)(torch.ones(2, 1, 2, dtype=torch.float64))
+    assert torch.allclose(scaled, torch.full_like(scaled, 0.5))
+
+
+def test_a_warm_layer_survives_a_map():
+    layer = CAffine(AffineSet.inequality(torch.ones(1, 2, dtype=torch.float64), [1.0]), warm_start=True)
+    torch.func.vmap(layer)(torch.ones(3, 2, dtype=torch.float64))
+    assert torch.allclose(layer(torch.ones(2, dtype=torch.float64)), torch.full((2,), 0.5, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_bounds_on_sides_that_were_not_prepared_are_refused(enabled: bool, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(compiled, "ENABLED", enabled)
+    ones = torch.ones(1, 2, dtype=torch.float64)
+    one_sided = prepare(AffineSet.inequality(ones, [1.0], names=["total"]))
+    with pytest.raises(ValueError, match="total was prepared as '<=' and got a lower bound"):
+        one_sided.with_bounds(lower=torch.zeros(1, dtype=torch.float64))
+    with pytest.raises(ValueError, match="two different bounds"):
+        prepare(AffineSet.equality(ones, [1.0])).with_bounds(
+            lower=torch.zeros(1, dtype=torch.float64), upper=torch.ones(1, dtype=torch.float64)
+        )
+
+
+@pytest.mark.parametrize("gradient", ["exact", "tangent"])
+@pytest.mark.parametrize("enabled", [True, False])
+def test_no_rows_have_a_gradient_and_their_own_memory(enabled: bool, gradient: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(compiled, "ENABLED", enabled)
+    set = AffineSet.inequality(torch.zeros(0, 2, dtype=torch.float64), torch.zeros(0, dtype=torch.float64))
+    f = torch.ones(3, 2, dtype=torch.float64, requires_grad=True)
+    value = project(f, set, gradient=gradient).value
+    assert torch.equal(torch.autograd.grad(value.sum(), f, create_graph=True)[0], torch.ones_like(f))
+    assert prepare(set).with_bounds(upper=torch.zeros(0, dtype=torch.float64)).set.m == 0
+    plain = f.detach().clone()
+    project(plain, set).value.add_(5)
+    assert torch.equal(plain, f)
+
+
+def test_an_installation_without_a_place_for_a_cache():
+    code = (
+        "import numba, torch\n"
+        "from numba.core import caching\n"
+        "caching.FunctionCache._impl_class._locator_classes = []\n"
+        "caching.CodeLibraryCacheImpl._locator_classes = []\n"
+        "from caffnet import kernel\n"
+        "assert kernel.solve is not None\n"
+    )
+    result = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr[-800:]

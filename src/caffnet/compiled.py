@@ -2,7 +2,8 @@
 
 `kernel` is imported with the first batch, not with the library: numba takes a third of a second to load, and the very
 first call on a machine compiles for some seconds (afterwards the code comes from the cache on disk). Set
-``CAFFNET_KERNEL=0`` to do without it; the answers are the same to rounding.
+``CAFFNET_KERNEL=0`` to do without it; the points are the same to rounding. Where several sub-constraints describe one
+point, another may be reported.
 """
 
 from __future__ import annotations
@@ -102,6 +103,8 @@ def differentiate(
 def _array(t: Tensor) -> np.ndarray:
     if t.requires_grad:
         t = t.detach()
+    if t.is_neg():
+        t = t.resolve_neg()
     if t.dtype is not torch.float64:
         t = t.double()
     return (t if t.is_contiguous() else t.contiguous()).numpy()

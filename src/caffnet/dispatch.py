@@ -83,8 +83,13 @@ def _solve_op(
     problem = Problem(f, w, A, lower, upper, kinds, labels, tuple(batch_shape))
     solution = solve(problem, Options(search, norm, strict, on_infeasible, budget), plan)
     choice = factorised(problem, solution).widen(_slots(A, tables))
-    value = solution.value.clone() if solution.value is f else solution.value
-    return value, solution.status, choice.rows.clone(), choice.sides.clone(), choice.pinv.to(f.dtype, copy=True)
+    return (
+        solution.value,
+        solution.status,
+        choice.rows.clone(),
+        choice.sides.clone(),
+        choice.pinv.to(f.dtype, copy=True),
+    )
 
 
 @_solve_op.register_fake

@@ -25,14 +25,22 @@ import numpy as np
 UNDECIDED, INSIDE, PROJECTED, WITHIN_TOL = -1, 0, 1, 2
 FULL, LITE, ACTIVE = 0, 1, 2
 
-# Without reference counts (_nrt): they cost more than the arithmetic, and only the two entries at the end make arrays.
+# Without reference counts (_nrt): they cost more than the arithmetic, and nothing here keeps or frees an array.
 _options = {"nogil": True, "error_model": "numpy", "_nrt": False, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 _compile = numba.njit(**_options)
 _compile_inline = numba.njit(forceinline=True, **_options)
 # Sums of products may be reordered (for vector instructions) and fused; NaN and infinity keep their meaning.
 _compile_sums = numba.njit(fastmath={"reassoc", "contract"}, forceinline=True, **_options)
 _compile_allocation = numba.njit(nogil=True)
-_compile_entry = numba.njit(cache=True, nogil=True, error_model="numpy")
+
+
+def _compile_entry(function):
+    """For the two functions that Python calls: their machine code is kept on disk, where there is a place for it."""
+    try:
+        return numba.njit(cache=True, nogil=True, error_model="numpy")(function)
+    except RuntimeError:  # a read-only installation without a home: compile in every process
+        return numba.njit(nogil=True, error_model="numpy")(function)
+
 
 _NONE = np.int64(-1)  # typed: the compiler would make one more version of every function that sees the literal -1
 _ZERO, _ONE = np.int64(0), np.int64(1)
@@ -61,7 +69,7 @@ class Scaled(NamedTuple):
     plain: np.ndarray  # (m,) the column of a row ± y_j, else -1
     low: np.ndarray  # (m,)
     high: np.ndarray  # (m,)
-    size: np.ndarray  # (m,) the larger finite bound
+    size: np.ndarray  # (m,) the larger magnitude of the finite bounds
     equal: np.ndarray  # (m,) whether both bounds are the same
 
 
@@ -188,21 +196,21 @@ def _rounded(number, single):
 
 @_compile
 def _distance(y, f, norm):
-    """``|y - f|_p``."""
-    total = 0.0
+    """``|y - f|_p``, relative to the largest entry: high powers leave the range of numbers."""
+    top, total = 0.0, 0.0
     for j in range(y.shape[0]):
-        step = abs(y[j] - f[j])
+        top = max(top, abs(y[j] - f[j]))
+    if norm == math.inf or top == 0.0:
+        return top
+    for j in range(y.shape[0]):
+        share = abs(y[j] - f[j]) / top
         if norm == 2.0:
-            total += step * step
+            total += share * share
         elif norm == 1.0:
-            total += step
-        elif norm == math.inf:
-            total = max(total, step)
+            total += share
         else:
-            total += step**norm
-    if norm == 2.0:
-        return math.sqrt(total)
-    return total if norm == 1.0 or norm == math.inf else total ** (1 / norm)
+            total += share**norm
+    return top * (math.sqrt(total) if norm == 2.0 else total ** (1.0 / norm))
 
 
 # ------------------------------------------------------------------------------------------------- the rows
@@ -215,22 +223,20 @@ def _scale_matrix(source, line, s):
     m, n = A.shape
     for i in range(m):
         size = 0.0
-        count = 0
         for j in range(n):
-            entry = abs(source[line, i, j])
-            size += entry
-            count += entry > 0.0
+            size += abs(source[line, i, j])
         if not size < math.inf:
             return False
         _, exponent = math.frexp(size)
         if abs(exponent) > 1000:
             return False
         factor = math.ldexp(1.0, 1 - exponent) if size > 0.0 else 1.0
-        squared = 0.0
+        squared, count = 0.0, 0
         for j in range(n):
             entry = source[line, i, j] * factor
             A[i, j] = entry
             squared += entry * entry
+            count += entry != 0.0  # after scaling: the smallest numbers beside the largest become zero
         factors[i], squares[i], entries[i], plain[i] = factor, squared, n, -1
         if 4 * count <= n or count == 1:
             place = 0
@@ -503,7 +509,8 @@ def _warm(s, face, base, g, y, start, b, t):
         for j in range(k):
             face.d[j] = _along(face.Q, face.unit, j, g) - _along(face.Q, face.unit, j, y)
         _in_rows(face.R, base, k, face.d, face.r)
-        worst, place = 0.0, _NONE
+        # A row that pulls by no more than rounding is left out, as a cold start would not have found it.
+        worst, place = t.tie * (_largest(g) + _largest(y)), _NONE
         for j in range(base, k):
             face.multiplier[j] = face.r[j] * face.sides[j]
             if face.multiplier[j] < worst:
@@ -675,7 +682,7 @@ def _walk(s, face, base, f, g, norm, minimal, best, size, walk, y, t):
     cut, tie = t.rank * t.rank, 1.0 + t.tie
     kept = best
     for j in range(n):
-        at_f[0, j], y[j] = f[j], f[j]
+        y[j] = f[j]
     _slide(s, face, _ZERO, base, y)
     walk.squared[0] = _distance(y, f, 2.0) ** 2
     for j in range(n):
@@ -843,7 +850,7 @@ def solve(f, w, A, lower, upper, start, search, norm, single, t, first, last, va
         if not sound:
             ready = False
             continue
-        moved, size = w.shape[0] < 0, 0.0
+        moved, size = False, 0.0
         for j in range(n):
             point[j] = f[b, j]
             goal[j] = point[j]

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from caffnet.constraints import AffineSet
+from caffnet.constraints import AffineSet, has_numbers
 from caffnet.errors import ConstraintError, DtypeError
 from caffnet.preparation import Prepared, prepare
 from caffnet.projection import Projection, check_options, project
@@ -26,7 +26,7 @@ class CAffine(nn.Module):
     Args:
         constraint: an `AffineSet` that holds for every input, or any function ``x -> AffineSet``.
         warm_start: begin every search with the rows of the call before, when the batch has the same shape: for steps
-            of a controller or a sweep, where few rows change. It does not change the answers.
+            of a controller or a sweep, where few rows change. The answers are the same to rounding.
         **options: ``search, norm, strict, on_infeasible, gradient, budget``, as in `project`.
 
     A fixed set is prepared once, its data are buffers: they are saved in the ``state_dict`` and move with ``.to()``.
@@ -92,7 +92,8 @@ class CAffine(nn.Module):
         before = self._rows_before
         fits = before is not None and before.shape == (*f.shape[:-1], m) and before.device == f.device
         answer = project(f, constraints, w, start=before if fits else None, **self.options)
-        self._rows_before = answer.active
+        if has_numbers(answer.active):  # what a transform maps over must not leave it
+            self._rows_before = answer.active
         return answer
 
     def set_at(self, x: Any = None) -> AffineSet:

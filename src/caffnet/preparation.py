@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from caffnet import compiled
-from caffnet.constraints import EQUAL, AffineSet
+from caffnet.constraints import BOTH, EQUAL, FREE, LOWER, UPPER, AffineSet, has_numbers
 from caffnet.errors import ConstraintError
 from caffnet.rows import scale_rows
 from caffnet.search import enumeration
@@ -64,7 +65,8 @@ class Prepared:
         """The same rows with other bounds ``(..., m)``: what was prepared is used again.
 
         For bounds that depend on the input while `A` does not: ``x -> ready.with_bounds(upper=b(x))``. A bound that is
-        left out stays; an equality takes whichever is given for both.
+        left out stays; an equality takes whichever is given for both. Sides that were infinite when the set was
+        prepared must stay so.
 
         >>> ready = prepare(AffineSet.inequality(torch.ones(1, 2), [1.0]))
         >>> ready.with_bounds(upper=torch.zeros(5, 1)).set
@@ -73,16 +75,36 @@ class Prepared:
         old = self.set
         fresh = AffineSet(old.A, old.lower if lower is None else lower, old.upper if upper is None else upper)
         low, high = fresh.lower, fresh.upper  # checked: shapes and number types
-        equal = torch.tensor([side == EQUAL for side in old.sides], device=old.device)
+        equal = torch.tensor([side == EQUAL for side in old.sides], dtype=torch.bool, device=old.device)
         if lower is None:
             low = torch.where(equal, high, low)
         elif upper is None:
             high = torch.where(equal, low, high)
+        _check_sides(low, high, old)
         return Prepared(AffineSet.from_parts(old.A, low, high, old.labels, old.sides), self.search, self.plan)
 
     def __repr__(self) -> str:
         count = "" if self.plan is None else f", {len(self.plan.table)} sub-constraints"
         return f"Prepared({self.set}, search={self.search!r}{count})"
+
+
+def _check_sides(lower: Tensor, upper: Tensor, old: AffineSet) -> None:
+    """Refuse bounds on sides that were not prepared: no sub-constraint in the list is at them."""
+    if torch.compiler.is_compiling() or not (has_numbers(lower) and has_numbers(upper)) or old.m == 0:
+        return
+    for row, side in enumerate(old.sides):
+        if side == BOTH:
+            continue
+        low, high = lower[..., row], upper[..., row]
+        if side == EQUAL:
+            wrong = "two different bounds" if (low != high).any() else ""
+        else:
+            wrong = "a lower bound" if side in (UPPER, FREE) and (low > -math.inf).any() else ""
+            wrong = "an upper bound" if side in (LOWER, FREE) and (high < math.inf).any() else wrong
+        if wrong:
+            raise ConstraintError(
+                f"{old.names[row]} was prepared as {side!r} and got {wrong}: prepare a set that has both sides."
+            )
 
 
 def prepare(set: AffineSet, search: str = "auto", *, budget: int | None = None) -> Prepared:

@@ -112,7 +112,7 @@ def project(
             of A and the bounds are exact either way.
         budget: bytes of working memory for the enumeration; 256 MiB if None.
         start: rows to begin the search with, ``(..., m)``, as the `Projection.active` of a call before: a warm start,
-            faster when few rows change. It does not change the answer.
+            faster when few rows change. The answer is the same to rounding.
 
     Returns:
         A `Projection`.
@@ -248,7 +248,7 @@ def _start_lines(start: Tensor, batch: torch.Size, m: int) -> Tensor:
         raise ConstraintError(
             f"start must have shape {(*batch, m)}, one side per row as in Projection.active, got {shape}."
         )
-    return start.to(torch.int8).reshape(batch.numel(), m)
+    return start.sign().to(torch.int8).reshape(batch.numel(), m)
 
 
 def _broadcasts(shape: torch.Size, batch: torch.Size) -> bool:
@@ -333,8 +333,10 @@ def _differentiable(
         data = (p.f, p.w, p.A, p.lower, p.upper)
         if not (torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in data)):
             return solution.value
-        if solution.choice is None:
-            return _Compiled.apply(*data, solution, p, gradient, options, plan)
+        mapped = torch._C._functorch.peek_interpreter_stack() is not None  # a transform may hold no tensor of ours
+        if solution.choice is None and not mapped:
+            told = (p.sides, p.labels, p.batch_shape)
+            return _Compiled.apply(*data, solution, told, gradient, options, plan)
     return _on_flat(p, solution, gradient, options, plan, forward)
 
 
@@ -346,7 +348,7 @@ class _Compiled(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, f: Tensor, w: Any, A: Tensor, lower: Tensor, upper: Tensor, *more: Any) -> Tensor:
-        solution, ctx.problem, ctx.gradient, ctx.options, ctx.plan = more
+        solution, ctx.told, ctx.gradient, ctx.options, ctx.plan = more
         ctx.save_for_backward(f, w, A, lower, upper, solution.value, solution.held)
         ctx.status = solution.status
         return solution.value.clone()
@@ -354,18 +356,19 @@ class _Compiled(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *incoming: Tensor):
         (v,) = incoming
-        f, w, A, lower, upper, value, held = ctx.saved_tensors
-        problem = dataclasses.replace(ctx.problem, f=f, w=w, A=A, lower=lower, upper=upper)
+        *data, value, held = ctx.saved_tensors
         wanted = ctx.needs_input_grad[:5]
         if not torch.is_grad_enabled() and has_numbers(v):
-            found = compiled.differentiate(v, problem, value, held, ctx.gradient == "tangent", wanted)
+            found = compiled.differentiate(v, Problem(*data, *ctx.told), value, held, ctx.gradient == "tangent", wanted)
             if found is not None:
                 return *found, *(None,) * 5
         again = torch.is_grad_enabled()
         with torch.enable_grad():
+            # Views: two inputs may be one tensor, or depend on each other, and each is asked for its own part only.
+            own = [None if t is None else t.view_as(t) for t in data]
             solution = Solution(value, ctx.status, held, None)
-            inputs = [t for t, want in zip((f, w, A, lower, upper), wanted, strict=True) if want]
-            y = _on_flat(problem, solution, ctx.gradient, ctx.options, ctx.plan, forward=False)
+            y = _on_flat(Problem(*own, *ctx.told), solution, ctx.gradient, ctx.options, ctx.plan, forward=False)
+            inputs = [t for t, want in zip(own, wanted, strict=True) if want]
             found = iter(torch.autograd.grad(y, inputs, v, create_graph=again, allow_unused=True))
         return *(next(found) if want else None for want in wanted), *(None,) * 5
 
@@ -423,7 +426,8 @@ class _Cone:
         rows = scale_rows(A, lower, upper)
         value, allowed = apply(rows.A, y), rows.allowance(y, y)
         # The rows of γ are active whatever the distance: `strict` stops short of them.
-        equal = torch.tensor([side == EQUAL for side in p.sides], device=y.device) | (rows.lower == rows.upper)
+        fixed = torch.tensor([side == EQUAL for side in p.sides], dtype=torch.bool, device=y.device)
+        equal = fixed | (rows.lower == rows.upper)
         at_lower = equal | ((((value - rows.lower).abs() <= allowed) | (held < 0)) & here)
         at_upper = equal | ((((value - rows.upper).abs() <= allowed) | (held > 0)) & here)
         low, high = torch.where(at_lower, 0.0, -math.inf), torch.where(at_upper, 0.0, math.inf)

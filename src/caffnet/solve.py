@@ -80,6 +80,7 @@ def solve(
     if invalid is not None:
         status = torch.where(invalid, Status.INVALID, status)
         value = torch.where(invalid.unsqueeze(-1), math.nan, value)
+    value = f.clone() if value is f else value  # never the caller's own tensor
     return Solution(value, status.to(torch.int8), choice.held(rows.m), choice)
 
 
