@@ -19,6 +19,7 @@ from torch import Tensor
 from torch._C._functorch import (  # pyright: ignore[reportMissingImports]
     is_functorch_wrapped_tensor,
     is_legacy_batchedtensor,
+    peek_interpreter_stack,
 )
 
 from caffnet import tolerance
@@ -424,6 +425,11 @@ def has_numbers(t: Tensor) -> bool:
     if type(t) is not Tensor and type(t) not in (torch.nn.Parameter, torch.nn.Buffer):
         return False
     return not (t.is_meta or is_functorch_wrapped_tensor(t) or is_legacy_batchedtensor(t))
+
+
+def in_transform() -> bool:
+    """Whether a transform of torch.func is at work, even if no tensor of ours takes part in it."""
+    return peek_interpreter_stack() is not None
 
 
 def joint_shape(*shapes: torch.Size) -> torch.Size:

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from caffnet import compiled
-from caffnet.constraints import EQUAL, AffineSet, has_numbers, joint_shape
+from caffnet.constraints import EQUAL, AffineSet, has_numbers, in_transform, joint_shape
 from caffnet.dispatch import answer
 from caffnet.errors import ConstraintError, DtypeError
 from caffnet.preparation import SEARCHES, Prepared, prepare_search
@@ -333,8 +333,7 @@ def _differentiable(
         data = (p.f, p.w, p.A, p.lower, p.upper)
         if not (torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in data)):
             return solution.value
-        mapped = torch._C._functorch.peek_interpreter_stack() is not None  # a transform may hold no tensor of ours
-        if solution.choice is None and not mapped:
+        if solution.choice is None and not in_transform():
             told = (p.sides, p.labels, p.batch_shape)
             return _Compiled.apply(*data, solution, told, gradient, options, plan)
     return _on_flat(p, solution, gradient, options, plan, forward)
@@ -365,7 +364,7 @@ class _Compiled(torch.autograd.Function):
         again = torch.is_grad_enabled()
         with torch.enable_grad():
             # Views: two inputs may be one tensor, or depend on each other, and each is asked for its own part only.
-            own = [None if t is None else t.view_as(t) for t in data]
+            own: list[Any] = [None if t is None else t.view_as(t) for t in data]
             solution = Solution(value, ctx.status, held, None)
             y = _on_flat(Problem(*own, *ctx.told), solution, ctx.gradient, ctx.options, ctx.plan, forward=False)
             inputs = [t for t, want in zip(own, wanted, strict=True) if want]
