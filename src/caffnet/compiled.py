@@ -24,7 +24,7 @@ from caffnet.problem import Options, Problem, Solution
 ENABLED = os.environ.get("CAFFNET_KERNEL", "1") != "0"
 
 _SEARCHES = {"full": 0, "lite": 1, "active": 2}
-_WORTH_A_THREAD = 50_000  # numbers in A for one more thread: what is computed while a thread is woken
+_WORTH_A_THREAD = 20_000  # numbers in A for one more thread: what is computed while a thread is woken
 
 
 def serves(f: Tensor, options: Options) -> bool:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from caffnet import compiled
 from caffnet.constraints import BOTH, EQUAL, FREE, LOWER, UPPER, AffineSet, has_numbers
-from caffnet.errors import ConstraintError
+from caffnet.errors import BudgetError, ConstraintError
 from caffnet.rows import scale_rows
 from caffnet.search import enumeration
 from caffnet.search.enumeration import Enumeration
@@ -139,7 +139,7 @@ def prepare_search(set: AffineSet, search: str, budget: int, tracing: bool) -> P
         return Prepared(set, "active", None)
     # The kernel walks through the sub-constraints of a set that changes from sample to sample: it needs no list.
     walks = set.A.ndim > 2 and set.device.type == "cpu" and compiled.ENABLED and not tracing
-    if walks and EQUAL not in set.sides and search != "lite":
+    if walks and EQUAL not in set.sides and (search != "lite" or _fits(set.sides, set.n, budget)):
         return Prepared(set, _without_list(set.sides, set.n, search, budget), None)
     with torch.no_grad():
         rows = scale_rows(*flat_data(set))
@@ -161,6 +161,16 @@ def _without_list(sides: tuple[str, ...], n: int, search: str, budget: int) -> s
     if chosen == "full":
         enumeration.check_list(sides, enumeration.subset_sizes(sides, n, lite=False), budget)
     return chosen
+
+
+@functools.lru_cache(maxsize=256)
+def _fits(sides: tuple[str, ...], n: int, budget: int) -> bool:
+    """Whether even the list of all sub-constraints fits: then the ranks that decide the list of lite do not matter."""
+    try:
+        enumeration.check_list(sides, enumeration.subset_sizes(sides, n, lite=False), budget)
+    except BudgetError:
+        return False
+    return True
 
 
 def _cheapest(sides: tuple[str, ...], n: int, top: int, shared: bool) -> str:
