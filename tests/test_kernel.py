@@ -418,3 +418,13 @@ def test_an_installation_without_a_place_for_a_cache():
     )
     result = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr[-800:]
+
+
+def test_lite_with_one_minimal_face_of_many_rows():
+    """Forty rows, all independent: forty single rows and one face, not 2 ** 40 beginnings of it."""
+    stream = torch.Generator().manual_seed(3)
+    A = torch.randn(2, 40, 40, dtype=torch.float64, generator=stream)
+    f = torch.randn(2, 40, dtype=torch.float64, generator=stream)
+    set = AffineSet.inequality(A, (A @ f.unsqueeze(-1)).squeeze(-1) - 1)  # every row is violated
+    answer = project(f, set, search="lite")
+    torch.testing.assert_close((A @ answer.value.unsqueeze(-1)).squeeze(-1), set.upper)

@@ -98,6 +98,7 @@ class Walk(NamedTuple):
     option: np.ndarray  # (depth,) the next choice: 2 row + side
     last: np.ndarray  # (depth,) the row whose direction is in Q
     independent: np.ndarray  # (depth,)
+    after: np.ndarray  # (m,) how many rows after this one can be chosen
     rows: np.ndarray  # the best γ
     sides: np.ndarray
 
@@ -696,6 +697,10 @@ def _walk(s, face, base, f, g, norm, minimal, best, size, walk, y, t):
         if distance <= best * tie and _accepts(s, y, size_f, t):
             best = min(best, distance)
             kept, size = distance, 0
+    choices = 0
+    for i in range(m - 1, -1, -1):
+        walk.after[i] = choices
+        choices += not s.equal[i] and squares[i] > 0.0 and (low[i] > -math.inf or high[i] < math.inf)
     depth = 0
     walk.option[0], walk.last[0] = 0, -1
     while depth >= 0:
@@ -749,7 +754,8 @@ def _walk(s, face, base, f, g, norm, minimal, best, size, walk, y, t):
                     kept, size = distance, here
                     for j in range(here):
                         walk.rows[j], walk.sides[j] = rows[base + j], sides[base + j]
-        if here < top:
+        # Lite looks at the deepest level only: no use in a branch that has too few rows left to get there.
+        if here < top and (minimal < 0 or here + walk.after[i] >= minimal):
             depth = here
             walk.option[depth], walk.last[depth] = 2 * (i + 1), -1
     return size
@@ -826,6 +832,7 @@ def solve(f, w, A, lower, upper, start, search, norm, single, t, first, last, va
         np.empty(deep, np.int64),
         np.empty(deep, np.int64),
         np.empty(deep, np.bool_),
+        np.empty(m, np.int64),
         np.empty(deep, np.int64),
         np.empty(deep, np.int8),
     )
