@@ -294,6 +294,7 @@ def test_a_box_is_a_clamp(n: int, norm: float, monkeypatch: pytest.MonkeyPatch):
 
     (one, slopes), (other, expected) = both_ways(monkeypatch, call)
     assert torch.equal(one.value, f.clamp(low, high)) and torch.equal(other.value, one.value)
+    assert undecided(f, AffineSet.box(low, high), search="full", norm=float(norm)) == 0
     assert ((one.active != 0) == (other.active != 0)).all()
     assert torch.allclose(slopes[0] + slopes[1], expected[0] + expected[1])
     assert torch.allclose((slopes[0] + slopes[1])[1:], (f < low).sum(0)[1:] + (f > high).sum(0)[1:].double())

@@ -280,7 +280,7 @@ def test_no_epochs_is_the_untrained_network(tmp_path):
 @pytest.mark.parametrize(
     "settings", [{"clip": 0.5}, {"rollback": 1.01, "keep": "best", "learning_rate": 3e-2}], ids=["clip", "rollback"]
 )
-def test_limits_on_a_step_are_remembered_over_a_restart(settings: dict, tmp_path: Path):
+def test_limits_on_a_step_are_remembered_over_a_restart(settings: dict, tmp_path: Path, monkeypatch):
     """They depend on what came before, which must survive a restart for the bits to agree."""
     settings = {"epochs": 8, **settings}
     config = resolve("pwc", "nn", 1, "paper", settings)
@@ -293,8 +293,10 @@ def test_limits_on_a_step_are_remembered_over_a_restart(settings: dict, tmp_path
         pass
 
     def interrupt(tick: Tick) -> None:
-        if tick.epoch > 1:  # a checkpoint of the epoch before is there
+        if tick.epoch > 3:  # a checkpoint of the epoch before is there
             raise Stop
+
+    monkeypatch.setattr("caffnet.experiments.training.TICK", -1.0)  # a tick in every epoch
 
     with pytest.raises(Stop):
         run_one(config, tmp_path / "cut", every=0.0, on_tick=interrupt)
