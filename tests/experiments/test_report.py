@@ -13,6 +13,7 @@ from caffnet.experiments import records as records_module
 from caffnet.experiments.config import resolve
 from caffnet.experiments.records import RecordError, write_record
 from caffnet.experiments.report import write_report
+from caffnet.experiments.report.claims import claims_table
 from caffnet.experiments.report.figures import figures, save
 from caffnet.experiments.report.formats import as_csv, as_latex, as_markdown, cell_text, number
 from caffnet.experiments.report.groups import group_records, main_groups, mean_and_spread
@@ -229,3 +230,60 @@ def test_the_report_knows_neither_torch_nor_models():
                     module = root.joinpath(*name.split(".")[1:])
                     waiting.append(module / "__init__.py" if module.is_dir() else module.with_suffix(".py"))
     assert root / "experiments" / "config.py" in seen
+
+
+def test_claims_are_judged_by_the_records(everything):
+    def verdicts(records: list[dict], task: str, timings=()) -> dict[str, str]:
+        table = claims_table(group_records(records), timings, task)
+        return {} if table is None else {row[0].text: cell_text(row[1]) for row in table.rows}
+
+    driving = verdicts(everything, "cbf")
+    assert driving["CAffNet-FF arrives, without a collision or a violation."].startswith("holds: 1 of 1 arrived")
+    assert driving["NN ends far from the goal."] == "does not hold: final distance 0 m"
+    assert "NN and HardNet collide." not in driving  # HardNet has not been run
+    hardnet = make_record("cbf", "hardnet", 2)
+    assert verdicts([*everything, hardnet], "cbf")["NN and HardNet collide."] == (
+        "does not hold: NN 1 of 1, HardNet 0 of 1"
+    )
+    full = [r for r in everything if r["config"]["method"] == "caffnet-ff" and r["config"]["task"] == "opt"]
+    lite = [make_record("opt", "caffnet-ff-lite", s, value=OBJECTIVES[s] + 0.001 + 1e-3 * (s == 7)) for s in OBJECTIVES]
+    same = "Lite is as good as the full search."
+    assert verdicts(full + lite[:3], "opt").get(same) is None  # other seeds
+    assert verdicts(full + lite, "opt")[same].startswith("does not hold: objectives at most 0.0010")
+    lite[3] = make_record("opt", "caffnet-ff-lite", 7, value=OBJECTIVES[7] + 0.001)
+    assert verdicts(full + lite, "opt")[same].startswith("holds")
+
+    times = {
+        "caffnet-ff": (20.0, 10.0),
+        "caffnet-ff-lite": (11.0, 5.5),
+        "caffnet-tf": (20.0, 8.0),
+        "ipopt": (None, 4e3),
+    }
+    methods = {name: dict(zip(("train_ms", "test_ms"), pair, strict=True)) for name, pair in times.items()}
+    timed = verdicts(full, "opt", [{"task": "opt", "protocol": "paper", "methods": methods}])
+    assert timed["Lite takes about 45 % less time."] == "holds: saved: T_train 45 %, T_test 45 %"
+    assert timed["CAffNet answers faster than IPOPT."] == "holds: CAffNet-FF 400 times, CAffNet-TF 500 times"
+
+
+def test_claims_compare_losses_and_gaps():
+    records = [make_record("opt", "ipopt", s, value=v) for s, v in OBJECTIVES.items()]
+    for method, gap in (("nn", 0.2), ("hardnet", -0.3), ("caffnet-tf", 0.1), ("caffnet-ff", 0.01)):
+        records += [make_record("opt", method, seed, value=OBJECTIVES[seed] + gap) for seed in OBJECTIVES]
+    for method, first in (("nn", 5.0), ("hardnet", 4.0), ("caffnet-tf", 3.0), ("caffnet-ff", 4.5)):
+        records.append(make_record("pwc", method, 1, value=first))
+        records[-1]["training"]["history"] = {"epoch": [0, 3980, 6000], "loss": [first, 2 * (first > 3.5), 9.0]}
+    table = claims_table(group_records(records), (), "opt")
+    assert table is not None
+    told = {row[0].text: cell_text(row[1]) for row in table.rows}
+    assert told["CAffNet-FF is nearest to IPOPT."] == (
+        "holds: CAffNet-FF 0.0100, NN 0.2000, HardNet 0.3000, CAffNet-TF 0.1000"
+    )
+    table = claims_table(group_records(records), (), "pwc")
+    assert table is not None
+    told = {row[0].text: cell_text(row[1]) for row in table.rows}
+    assert told["The CAffNets start with a lower loss."].startswith("does not hold")  # 4.5 is above 4.0
+    assert told["The CAffNets converge faster (loss at epoch 4000)."].endswith(
+        "CAffNet-TF 0, NN 2.0000, HardNet 2.0000"
+    )
+    assert told["CAffNet-TF has the lowest MSE."].startswith("holds")
+    assert told["NN and HardNet violate them."].startswith("does not hold")  # 1e-16 is rounding

@@ -24,7 +24,7 @@ from caffnet.control.barriers import (
 )
 from caffnet.control.pid import PID, UnicyclePID, body_frame_error
 from caffnet.control.safety import BarrierConstraint, HighOrder, SafetyFilter, linear, power, saturating
-from caffnet.control.simulation import Trajectory, rk4, rollout
+from caffnet.control.simulation import Trajectory, limit_gradient, rk4, rollout
 from caffnet.control.systems import ControlAffine, DoubleIntegrator, Unicycle, wrap_angle
 
 __all__ = [
@@ -49,6 +49,7 @@ __all__ = [
     "body_frame_error",
     "hull_corners",
     "hull_rows",
+    "limit_gradient",
     "linear",
     "power",
     "rk4",

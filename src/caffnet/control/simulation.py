@@ -26,6 +26,27 @@ def rk4(system: ControlAffine, x: Tensor, u: Tensor, dt: float) -> Tensor:
     return x + (dt / 6) * (k1 + 2 * (k2 + k3) + k4)
 
 
+def limit_gradient(x: Tensor, limit: float) -> Tensor:
+    """The same states ``(..., n_x)``; going back, each one's gradient is shortened to at most `limit`.
+
+    A rollout along constraints amplifies gradients now and then: at a contact the allowed speed is ``b(x)/a(x)``, and
+    a → 0 as the motion becomes tangential. Over many steps such factors multiply, until a few trajectories outweigh
+    all others. Limited at every step and for each trajectory alone, they keep their direction and the others their
+    weight. The cost's own scale tells a limit: how much it changes when all later states move by one.
+
+    >>> x = torch.tensor([[1.0, 0.0], [300.0, 400.0]], requires_grad=True)
+    >>> limit_gradient(x, 5.0).square().sum().backward()
+    >>> x.grad
+    tensor([[2., 0.],
+            [3., 4.]])
+    """
+    if not x.requires_grad:
+        return x
+    x = x.view_as(x)
+    x.register_hook(lambda g: g * (limit / g.norm(dim=-1, keepdim=True)).clamp(max=1.0))
+    return x
+
+
 @dataclasses.dataclass(frozen=True)
 class Trajectory:
     """What a rollout saw.

@@ -30,6 +30,7 @@ from caffnet.control import (
     UnicyclePID,
     hull_corners,
     hull_rows,
+    limit_gradient,
     linear,
     rk4,
     wrap_angle,
@@ -85,12 +86,14 @@ class DrivingProblem(Problem):
 
     Args:
         seed: of torch's CPU stream. As in the paper's runs, 300 states, one and one are drawn and thrown away first.
+        adjoint: limit on the gradient with respect to each state of a rollout; 0 for none.
     """
 
     name, n_in, n_out = "cbf", 3, 2
 
-    def __init__(self, seed: int):
+    def __init__(self, seed: int, adjoint: float = 0.0):
         super().__init__()
+        self.adjoint = adjoint
         one = torch.eye(2, dtype=torch.float64)
         limits = torch.tensor([*INPUT_UPPER, *(-v for v in INPUT_LOWER)], dtype=torch.float64)
         inputs = AffineSet.inequality(torch.cat([one, -one]), limits, names=INPUT_NAMES)
@@ -197,7 +200,7 @@ class DrivingProblem(Problem):
         pid = UnicyclePID(dt=DT)
         cost, broken, worst = x.new_zeros(()), x.new_zeros(()), x.new_zeros(())
         for _ in range(steps):
-            before = x
+            before = x = limit_gradient(x, self.adjoint) if self.adjoint else x
             x = torch.cat([x[..., :2], wrap_angle(x[..., 2:])], -1)
             nominal = torch.clamp(pid(x), self.input_lower, self.input_upper)
             allowed = self.constraint(x)  # remembered: a layer asks for the same

@@ -66,6 +66,7 @@ class RunConfig:
         clip: shorten a gradient that is longer than this times the recent mean length; 0 for never (paper).
         rollback: return to the best weights, with half the learning rate, when the loss passes this times the best
             one; 0 for never (paper).
+        adjoint: in a rollout, shorten a gradient with respect to a state that is longer than this; 0 for never (paper).
     """
 
     task: str
@@ -90,12 +91,13 @@ class RunConfig:
     activation: str = "relu"
     clip: float = 0.0
     rollback: float = 0.0
+    adjoint: float = 0.0
 
     @property
     def digest(self) -> str:
         """A fingerprint of all settings. One that came later counts only if it is set: records keep their names."""
         settings = dataclasses.asdict(self)
-        for name in ("activation", "clip", "rollback"):
+        for name in ("activation", "clip", "rollback", "adjoint"):
             if settings[name] == getattr(RunConfig, name):
                 del settings[name]
         text = json.dumps(settings, sort_keys=True)
@@ -197,11 +199,14 @@ def resolve(
         ("feedforward", 1),
         ("learning_rate", 0.0),
         ("clip", 0.0),
+        ("adjoint", 0.0),
     ):
         if getattr(config, name) < least:
             raise ConfigError(f"{name} must be at least {least}, got {getattr(config, name)}.")
     if config.rollback and config.keep != "best":
         raise ConfigError('rollback needs the best weights: set keep = "best".')
+    if config.adjoint and config.task != "cbf":
+        raise ConfigError(f"adjoint limits gradients in a rollout, which only cbf has, got task {config.task}.")
     if not 0 <= config.dropout < 1:
         raise ConfigError(f"dropout must be in [0, 1), got {config.dropout}.")
     return config
@@ -227,7 +232,7 @@ def _protocol_settings(task: str, method: str, protocol: str) -> dict[str, Any]:
         if task != "pwc":
             settings |= {"learning_rate": 1e-3, "schedule": "cosine"}
         if task == "cbf":
-            settings |= {"clip": 1.0, "rollback": 1.5}
+            settings["adjoint"] = 1e6
     return settings
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from caffnet.experiments.config import PROTOCOLS, TASKS
 from caffnet.experiments.records import RecordError, read_records, read_timings
+from caffnet.experiments.report.claims import claims_table
 from caffnet.experiments.report.figures import figures, save
 from caffnet.experiments.report.formats import as_csv, as_latex, as_markdown
 from caffnet.experiments.report.groups import Group, group_records, main_groups
@@ -32,7 +33,7 @@ def write_report(folders: Sequence[Path], out: Path, markdown_to: Path | None = 
     records = [record for folder in folders for record in read_records(folder)]
     if not records:
         raise RecordError(f"No records below {', '.join(map(str, folders))}: do a run first (caffnet run pwc --quick).")
-    groups = group_records(records)
+    groups, timings = group_records(records), read_timings(folders)
     written: list[Path] = []
 
     def write(name: str, content: bytes | str) -> None:
@@ -48,6 +49,8 @@ def write_report(folders: Sequence[Path], out: Path, markdown_to: Path | None = 
         tables = _tables(groups, task)
         if not tables:
             continue
+        claims = claims_table(groups, timings, task)
+        tables += [] if claims is None else [claims]
         markdown += [f"## {NAMES[task]}", ""]
         pictures: list[tuple[str, bytes]] = []
         for table in tables:
@@ -64,7 +67,7 @@ def write_report(folders: Sequence[Path], out: Path, markdown_to: Path | None = 
                 pictures.append((caption, png))
                 markdown += [f"![{caption}]({stem}.png)", "", f"*{caption}*", ""]
         sections[task] = (tables, pictures)
-    last = [table for table in (speed_table(read_timings(folders)),) if table is not None]
+    last = [table for table in (speed_table(timings),) if table is not None]
     for table in last:
         markdown += [as_markdown(table)]
         latex += [as_latex(table)]
