@@ -18,9 +18,10 @@ from caffnet.cli import app
 from caffnet.experiments import cbf
 from caffnet.experiments.checkpoint import Checkpoint, CheckpointError, write_atomically
 from caffnet.experiments.config import ConfigError, load_campaign, resolve
+from caffnet.experiments.models import build_model
 from caffnet.experiments.records import RecordError, read_record, read_records, rounded, thin, write_record
 from caffnet.experiments.run import build_problem, checkpoint_path, run_campaign, run_one
-from caffnet.experiments.training import Tick, train
+from caffnet.experiments.training import Tick, epochs_of, train
 
 SOURCE = Path(caffnet.__file__).parents[1]
 TIMES = ("seconds", "ms_per_epoch", "starts")
@@ -277,15 +278,12 @@ def test_no_epochs_is_the_untrained_network(tmp_path):
     assert callable(train)
 
 
-@pytest.mark.parametrize(
-    "settings", [{"clip": 0.5}, {"rollback": 1.01, "keep": "best", "learning_rate": 3e-2}], ids=["clip", "rollback"]
-)
-def test_limits_on_a_step_are_remembered_over_a_restart(settings: dict, tmp_path: Path, monkeypatch):
-    """They depend on what came before, which must survive a restart for the bits to agree."""
-    settings = {"epochs": 8, **settings}
-    config = resolve("pwc", "nn", 1, "paper", settings)
+@pytest.mark.parametrize("batch", [0, 20])
+def test_limits_on_a_step_are_remembered_over_a_restart(batch: int, tmp_path: Path, monkeypatch):
+    """They depend on what came before, which must survive a restart for the bits to agree; so do the best weights."""
+    free = {"epochs": 8, "keep": "best", "batch": batch, "learning_rate": 3e-2}
+    config = resolve("pwc", "nn", 1, "paper", {**free, "clip": 0.5})
     whole = run_one(config, tmp_path / "whole")
-    free = {key: value for key, value in settings.items() if key not in ("clip", "rollback")}
     plain = run_one(resolve("pwc", "nn", 1, "paper", free), tmp_path / "plain")
     assert whole["training"]["history"] != plain["training"]["history"]
 
@@ -305,13 +303,36 @@ def test_limits_on_a_step_are_remembered_over_a_restart(settings: dict, tmp_path
     assert again["training"]["history"] == whole["training"]["history"]
 
 
-def test_a_collapse_is_undone(tmp_path: Path):
-    settings = {"epochs": 40, "learning_rate": 3e-2, "keep": "best"}
-    record = run_one(resolve("pwc", "nn", 1, "paper", {**settings, "rollback": 1.2}), tmp_path)
+def test_the_best_weights_are_those_of_the_epoch_with_the_lowest_loss(tmp_path: Path):
+    """Evaluated are the weights at the start of that epoch, with several batches too."""
+    settings = {"epochs": 30, "learning_rate": 3e-2, "keep": "best", "batch": 20}
+    config = resolve("pwc", "nn", 1, "paper", settings)
+    record = run_one(config, tmp_path)
     losses = record["training"]["history"]["loss"]
-    collapses = [i for i in range(1, 39) if losses[i] > 1.2 * min(losses[:i])]
-    assert collapses
-    for i in collapses:  # the next epoch begins at the best weights so far
-        assert losses[i + 1] == min(losses[:i])
-    with pytest.raises(ConfigError, match='keep = "best"'):
-        resolve("pwc", "nn", 1, "paper", {"rollback": 1.2})
+    best = record["training"]["evaluated_epoch"]
+    assert 0 < best < 29
+    assert losses[best] == min(losses)
+    weights = build_model(config, problem := build_problem(config))
+    advance = epochs_of(config, problem, weights)
+    for _ in range(best):
+        advance()
+    assert problem.evaluate(weights.eval()).metrics["mse"] == record["evaluation"]["mse"]
+
+
+def test_a_limited_adjoint_changes_what_rollouts_learn():
+    """Off by default; only rollouts have one."""
+    free, limited = (build_problem(resolve("cbf", "nn", 2, "paper", {"adjoint": limit})) for limit in (0.0, 1e3))
+    gradients = []
+    for problem in (free, limited):
+        model = build_model(resolve("cbf", "nn", 2), problem)
+        loss = problem.loss(model, problem.train[:3])
+        loss.cost.backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
+    assert gradients[1].norm() < 0.1 * gradients[0].norm()
+    with pytest.raises(ConfigError, match="which only cbf has, got task pwc"):
+        resolve("pwc", "nn", 1, "paper", {"adjoint": 1.0})
+
+
+def test_the_null_space_head_can_be_left_out():
+    config = resolve("cbf", "caffnet-ff", 2, "paper", {"null_start": "none"})
+    assert build_model(config, build_problem(config)).null is None

@@ -36,15 +36,17 @@ def build_model(config: RunConfig, problem: Problem, *, strict: bool = False) ->
     elif method in ("caffnet-ff", "caffnet-ff-lite"):
         search = "lite" if method.endswith("lite") else "full"
         f, w = _feedforward(config, problem), _feedforward(config, problem)
-        model = CAffNet(f, problem.enforced(search), null=w, null_start=config.null_start, search=search, **options)
+        model = CAffNet(f, problem.enforced(search), **_null_space(w, config), search=search, **options)
     elif method == "caffnet-tf":
         f = Transformer(problem.n_in, problem.n_out, feedforward=config.feedforward)
-        model = CAffNet(
-            f, problem.enforced("full"), null=f.twin(), null_start=config.null_start, search="full", **options
-        )
+        model = CAffNet(f, problem.enforced("full"), **_null_space(f.twin(), config), search="full", **options)
     else:
         raise ConfigError(f"{method} is not a network.")
     return model.to(config.device, getattr(torch, config.dtype))
+
+
+def _null_space(w: nn.Module, config: RunConfig) -> dict[str, Any]:
+    return {"null": None} if config.null_start == "none" else {"null": w, "null_start": config.null_start}
 
 
 def _feedforward(config: RunConfig, problem: Problem) -> FeedForward:

@@ -7,7 +7,6 @@ on when checkpoints were written, nor on whether the run was ever interrupted.
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import math
 import time
@@ -88,8 +87,8 @@ class _Run:
         self.seconds, self.warm_seconds, self.warm_epochs = 0.0, 0.0, 0
         self.best: dict[str, Tensor] = {}
         self.best_epoch, self.best_loss = 0, float("inf")
-        self.best_moments: dict[int, dict[str, Tensor]] = {}
-        self.usual_length, self.caution = 0.0, 1.0
+        self.keeps_best = config.keep == "best"
+        self.usual_length = 0.0
         self._whole = group.share(problem.train)
         torch.manual_seed(config.seed)
 
@@ -100,23 +99,26 @@ class _Run:
         for settings in self.optimizer.param_groups:
             settings["lr"] = self._rate()
         row = torch.zeros(3, dtype=torch.float64, device=self.device)
+        start = {name: t.detach().clone() for name, t in self.model.state_dict().items()} if self.keeps_best else {}
         for x in self._batches():
             loss = self.step(x)
             weighted = loss.cost + self.config.penalty_weight * loss.penalty
             self.optimizer.zero_grad(set_to_none=True)
-            # Gradients are averaged over processes; the loss is a sum over samples.
-            (weighted * self.group.size).backward()
+            weighted.backward()
+            if self.group.size > 1:
+                # They were averaged over processes, and the loss is a sum over samples. (Not the loss times the number
+                # of processes: limits inside the backward pass would see the factor.)
+                for gradient in (p.grad for p in self.model.parameters() if p.grad is not None):
+                    gradient.mul_(self.group.size)
             total = self.group.total(torch.stack([loss.cost.detach(), loss.penalty.detach()]).double())
             row[:2] += total
             row[WORST] = torch.maximum(row[WORST], self.group.largest(loss.worst.double()))
-            if self.config.keep == "best":
-                self._remember(self._loss(row))
-            if self.config.rollback and self._loss(row) > self.config.rollback * self.best_loss:
-                self._return_to_best()
-                continue
             if self.config.clip:
                 self._shorten()
             self.optimizer.step()
+        if self.keeps_best and self._loss(row) < self.best_loss:
+            # What had this loss; with several batches, nearly so: the weights moved between them.
+            self.best, self.best_loss, self.best_epoch = start, self._loss(row), self.epoch
         self.history[self.epoch] = row
         self.epoch += 1
 
@@ -134,12 +136,10 @@ class _Run:
 
     def _rate(self) -> float:
         """The learning rate of this epoch."""
-        rate = self.caution * self.config.learning_rate
-        return (
-            rate
-            if self.config.schedule == "constant"
-            else rate * 0.5 * (1 + math.cos(math.pi * self.epoch / self.config.epochs))
-        )
+        rate = self.config.learning_rate
+        if self.config.schedule == "constant":
+            return rate
+        return rate * 0.5 * (1 + math.cos(math.pi * self.epoch / self.config.epochs))
 
     def _batches(self) -> list[Tensor]:
         data, size = self.problem.train, self.config.batch
@@ -148,21 +148,6 @@ class _Run:
         stream = torch.Generator().manual_seed(self.config.seed * 1_000_003 + self.epoch)
         order = torch.randperm(len(data), generator=stream).to(data.device)
         return [self.group.share(data[part]) for part in order.split(size)]
-
-    def _remember(self, loss: float) -> None:
-        """Keep the weights of the lowest loss. (With several batches per epoch, of the first part of the epoch.)"""
-        if loss < self.best_loss:
-            self.best_loss, self.best_epoch = loss, self.epoch
-            self.best = {name: t.detach().clone() for name, t in self.model.state_dict().items()}
-            if self.config.rollback:
-                self.best_moments = copy.deepcopy(self.optimizer.state_dict()["state"])
-
-    def _return_to_best(self) -> None:
-        """A policy can collapse in one step and take hundreds to recover: undo it and go on more carefully."""
-        self.model.load_state_dict(self.best)
-        groups = self.optimizer.state_dict()["param_groups"]
-        self.optimizer.load_state_dict({"state": copy.deepcopy(self.best_moments), "param_groups": groups})
-        self.caution *= 0.5
 
     def _loss(self, row: Tensor) -> float:
         return float(row[COST] + self.config.penalty_weight * row[PENALTY])
@@ -179,7 +164,7 @@ class _Run:
 
     def finish(self) -> Trained:
         """Put the weights to be evaluated into the model."""
-        best = self.config.keep == "best" and bool(self.best)
+        best = self.keeps_best and bool(self.best)
         if best:
             self.model.load_state_dict(self.best)
         self.model.eval()
@@ -192,9 +177,8 @@ class _Run:
     def snapshot(self) -> Checkpoint:
         tensors = {f"model.{name}": t for name, t in self.model.state_dict().items()}
         tensors |= {f"best.{name}": t for name, t in self.best.items()}
-        for kind, moments in (("adam", self.optimizer.state_dict()["state"]), ("best_adam", self.best_moments)):
-            for i, state in moments.items():
-                tensors |= {f"{kind}.{i}.{key}": value for key, value in state.items()}
+        for i, state in self.optimizer.state_dict()["state"].items():
+            tensors |= {f"adam.{i}.{key}": value for key, value in state.items()}
         tensors["random.cpu"] = torch.get_rng_state()
         if self.device.type == "cuda":
             tensors["random.cuda"] = torch.cuda.get_rng_state(self.device)
@@ -208,21 +192,19 @@ class _Run:
             "best_epoch": self.best_epoch,
             "best_loss": self.best_loss if self.best else None,
             "usual_length": self.usual_length,
-            "caution": self.caution,
         }
         return Checkpoint(self.config.digest, tensors, progress)
 
     def restore(self, saved: Checkpoint) -> None:
-        groups: dict[str, dict[str, Tensor]] = {"model": {}, "best": {}, "adam": {}, "best_adam": {}, "random": {}}
+        groups: dict[str, dict[str, Tensor]] = {"model": {}, "best": {}, "adam": {}, "random": {}}
         for name, value in saved.tensors.items():
             kind, _, rest = name.partition(".")
             if rest:
                 groups[kind][rest] = value
         self.model.load_state_dict({name: t.to(self.device) for name, t in groups["model"].items()})
         self.best = {name: t.to(self.device) for name, t in groups["best"].items()}
-        adam, self.best_moments = _moments(groups["adam"]), _moments(groups["best_adam"])
         whole = self.optimizer.state_dict()
-        self.optimizer.load_state_dict({"state": adam, "param_groups": whole["param_groups"]})
+        self.optimizer.load_state_dict({"state": _moments(groups["adam"]), "param_groups": whole["param_groups"]})
         torch.set_rng_state(groups["random"]["cpu"])
         if self.device.type == "cuda":
             torch.cuda.set_rng_state(groups["random"]["cuda"], self.device)
@@ -232,7 +214,7 @@ class _Run:
         self.warm_seconds, self.warm_epochs = progress["warm_seconds"], progress["warm_epochs"]
         self.best_epoch = progress["best_epoch"]
         self.best_loss = float("inf") if progress["best_loss"] is None else progress["best_loss"]
-        self.usual_length, self.caution = progress.get("usual_length", 0.0), progress.get("caution", 1.0)
+        self.usual_length = progress.get("usual_length", 0.0)
         self.history[: self.epoch] = saved.tensors["history"].to(self.device)
 
 

@@ -40,9 +40,9 @@ class Evidence:
             raise Missing(method)
         return found
 
-    def mean(self, method: str, column: str) -> float:
-        """Its mean over seeds."""
-        return statistics.fmean(self.values(method, column))
+    def mse(self, method: str) -> float:
+        """The mean squared error, over seeds."""
+        return statistics.fmean(self.values(method, "mse"))
 
     def loss(self, method: str, epoch: int) -> float:
         """The median training loss at an epoch, or at the last one stored before it."""
@@ -184,7 +184,7 @@ CLAIMS: dict[str, tuple[tuple[str, Claim], ...]] = {
     "pwc": (
         ("Both CAffNets satisfy all constraints.", _satisfied("caffnet-ff", "caffnet-tf")),
         ("NN and HardNet violate them.", _violated("nn", "hardnet")),
-        ("CAffNet-TF has the lowest MSE.", _lowest("caffnet-tf", ("nn", "hardnet", "caffnet-ff"), lambda s, m: s.mean(m, "mse"))),
+        ("CAffNet-TF has the lowest MSE.", _lowest("caffnet-tf", ("nn", "hardnet", "caffnet-ff"), Evidence.mse)),
         ("The CAffNets start with a lower loss.", _both_lower(0)),
         (f"The CAffNets converge faster (loss at epoch {LOSS_EPOCH}).", _both_lower(LOSS_EPOCH)),
     ),
@@ -204,7 +204,7 @@ CLAIMS: dict[str, tuple[tuple[str, Claim], ...]] = {
         ("NN ends far from the goal.", _near_goal("nn", False)),
         ("A soft network that is projected afterwards gets stuck.", _near_goal("post-hoc", False)),
     ),
-}  # fmt: skip
+}
 
 
 def claims_table(groups: list[Group], timings: Sequence[dict[str, Any]], task: str) -> Table | None:

@@ -90,7 +90,7 @@ PROTOCOL_NOTES = {
     "paper": "The paper's protocol.",
     "fair": "Plain networks of equal parameter counts.",
     "ours": "Plain networks of equal parameter counts; null-space head starting at zero, tangent-cone "
-    "gradient, the best weights by training loss.",
+    "gradient, the best weights by training loss. In cbf CAffNet has no null-space head, so half the parameters.",
 }
 MEASURES = (
     "Mean over seeds, sample standard deviation in brackets. “Mean of max” is what the paper calls “Max”: the mean "
