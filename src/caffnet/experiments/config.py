@@ -27,7 +27,7 @@ ALL_METHODS = ("nn", "hardnet", "caffnet-ff", "caffnet-ff-lite", "caffnet-tf", "
 #: The seeds behind the paper's tables.
 SEEDS = {"pwc": (1, 3, 5, 6, 7), "opt": (1, 2, 5, 7, 12), "cbf": (2, 6, 7, 10, 11)}
 EPOCHS = {"pwc": 50_000, "opt": 10_000, "cbf": 2_000}
-OUR_EPOCHS = {"pwc": 10_000, "opt": 1_500, "cbf": 150}
+OUR_EPOCHS = {"pwc": 10_000, "opt": 1_500, "cbf": 300}
 QUICK_EPOCHS = {"pwc": 200, "opt": 40, "cbf": 2}
 
 SIZES = {"pwc": (1, 1), "opt": (3, 5), "cbf": (3, 2)}  # inputs and outputs
