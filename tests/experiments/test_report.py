@@ -232,6 +232,17 @@ def test_the_report_knows_neither_torch_nor_models():
     assert root / "experiments" / "config.py" in seen
 
 
+def test_the_protocol_s_own_settings_come_first():
+    own = make_record("pwc", "nn", 1)
+    own["config"] |= {"a_setting_that_is_gone": 0.0}
+    other = [make_record("pwc", "nn", seed, epochs=99_000) for seed in (1, 3)]
+    groups = group_records([*other, own])
+    assert [group.changes for group in groups] == ["", "epochs=99000"]
+    assert main_groups(groups, "pwc", "paper")[0].seeds == [1]
+    own["config"]["a_setting_that_is_gone"] = 2.0
+    assert group_records([own])[0].changes == "a_setting_that_is_gone=2.0"
+
+
 def test_claims_are_judged_by_the_records(everything):
     def verdicts(records: list[dict], task: str, timings=()) -> dict[str, str]:
         table = claims_table(group_records(records), timings, task)

@@ -70,7 +70,7 @@ def _look_up(record: dict[str, Any], column: str) -> float | None:
 
 
 def group_records(records: Iterable[dict[str, Any]]) -> list[Group]:
-    """Sorted by task, protocol and the paper's order of rows; the largest group of a method first."""
+    """By task, protocol and the paper's order of rows; of a method the protocol's own settings come first."""
     found: dict[tuple[str, str, str, str], dict[int, dict[str, Any]]] = {}
     for record in sorted(records, key=lambda record: record["finished"]):
         config = record["config"]
@@ -83,6 +83,7 @@ def group_records(records: Iterable[dict[str, Any]]) -> list[Group]:
             TASKS.index(g.task),
             PROTOCOLS.index(g.protocol),
             ORDER.index(g.method),
+            bool(g.changes),
             -len(g.records),
             -g.epochs,
             g.changes,
@@ -91,7 +92,7 @@ def group_records(records: Iterable[dict[str, Any]]) -> list[Group]:
 
 
 def main_groups(groups: Iterable[Group], task: str, protocol: str) -> list[Group]:
-    """One group per method, for figures: the one with the most seeds."""
+    """One group per method, for figures: the protocol's own, else the one with the most seeds."""
     chosen: dict[str, Group] = {}
     for group in groups:
         if (group.task, group.protocol) == (task, protocol):
@@ -104,11 +105,11 @@ def _changes(config: dict[str, Any]) -> str:
     if config["method"] == "ipopt":
         return ""
     usual = dataclasses.asdict(resolve(config["task"], config["method"], config["seed"], config["protocol"]))
-    # A setting that is younger than the record had its default.
+    # A setting that is younger than the record had its default; one that is gone was off, unless it has a value.
     defaults = {f.name: f.default for f in dataclasses.fields(RunConfig) if f.default is not dataclasses.MISSING}
     ignored = {"device"}
     whole = {**defaults, **config}
-    different = {key: value for key, value in whole.items() if key not in ignored and usual.get(key) != value}
+    different = {key: value for key, value in whole.items() if key not in ignored and usual.get(key, 0) != value}
     return ", ".join(f"{key}={value}" for key, value in different.items())
 
 
