@@ -32,6 +32,9 @@ def run(
     batch: Annotated[int | None, typer.Option(help="Samples per step; 0 for all.")] = None,
     dtype: Annotated[str | None, typer.Option(help="float64 or float32.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; cuda by default if there is one.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="Any other setting, as in a config: clip=1.0. Repeat for more.")
+    ] = None,
     threads: Annotated[int | None, typer.Option(help="Threads per run.")] = None,
     jobs: Annotated[int | None, typer.Option(help="Runs at the same time.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of records and checkpoints.")] = None,
@@ -40,30 +43,30 @@ def run(
 ) -> None:
     """Run one of the paper's experiments. Killed runs continue, finished ones are not run again."""
     from caffnet.experiments.checkpoint import CheckpointError
-    from caffnet.experiments.config import ConfigError, load_campaign
+    from caffnet.experiments.config import ConfigError, load_campaign, parse_settings
     from caffnet.experiments.progress import progress_bars
     from caffnet.experiments.records import RecordError
     from caffnet.experiments.run import default_device, run_campaign
 
     try:
-        campaign = load_campaign(
-            config,
-            default_device=default_device(),
-            task=task,
-            protocol=protocol,
-            methods=method,
-            seeds=seed,
-            epochs=epochs,
-            learning_rate=learning_rate,
-            batch=batch,
-            dtype=dtype,
-            device=device,
-            threads=threads,
-            jobs=jobs,
-            out=None if out is None else str(out),
-            checkpoint_seconds=checkpoint_seconds,
-            quick=quick or None,
-        )
+        options = {
+            "task": task,
+            "protocol": protocol,
+            "methods": method,
+            "seeds": seed,
+            "epochs": epochs,
+            "learning_rate": learning_rate,
+            "batch": batch,
+            "dtype": dtype,
+            "device": device,
+            "threads": threads,
+            "jobs": jobs,
+            "out": None if out is None else str(out),
+            "checkpoint_seconds": checkpoint_seconds,
+            "quick": quick or None,
+        }
+        given = {name: value for name, value in options.items() if value is not None}
+        campaign = load_campaign(config, default_device(), **(parse_settings(settings or []) | given))
         console = Console(quiet=os.environ.get("RANK", "0") != "0")  # of several processes, one speaks
         with progress_bars(campaign.runs, console) as (on_tick, on_done):
             run_campaign(campaign, on_tick, on_done)

@@ -10,7 +10,7 @@ import pytest
 
 import caffnet.experiments.report as report_package
 from caffnet.experiments import records as records_module
-from caffnet.experiments.config import resolve
+from caffnet.experiments.config import load_campaign, parse_settings, resolve
 from caffnet.experiments.records import RecordError, write_record
 from caffnet.experiments.report import write_report
 from caffnet.experiments.report.claims import claims_table
@@ -241,6 +241,27 @@ def test_the_protocol_s_own_settings_come_first():
     assert main_groups(groups, "pwc", "paper")[0].seeds == [1]
     own["config"]["a_setting_that_is_gone"] = 2.0
     assert group_records([own])[0].changes == "a_setting_that_is_gone=2.0"
+
+
+def test_commands_give_the_same_runs(everything):
+    """What the report says to type resolves to the runs that it shows."""
+    records = [*everything, make_record("pwc", "caffnet-tf", 3, activation="silu", clip=1.5)]
+    typed = []
+    for task in ("pwc", "opt", "cbf"):
+        groups = [group for group in group_records(records) if group.task == task]
+        typed += results_table(groups, task, "paper").commands
+    assert typed[0] == (
+        "caffnet run pwc --protocol paper --method nn --method caffnet-ff --method caffnet-tf --seed 1 --seed 6"
+    )
+    names = set()
+    for line in typed:
+        words = line.split()[2:]
+        given = {"task": words[0]} | parse_settings(words[i + 1] for i, word in enumerate(words) if word == "--set")
+        for option, name in (("--protocol", "protocol"), ("--method", "methods"), ("--seed", "seeds")):
+            values = [words[i + 1] for i, word in enumerate(words) if word == option]
+            given[name] = values[0] if name == "protocol" else [int(v) if name == "seeds" else v for v in values]
+        names |= {run.name for run in load_campaign(**given).runs}
+    assert names == {record["name"] for record in records}
 
 
 def test_claims_are_judged_by_the_records(everything):

@@ -336,3 +336,15 @@ def test_a_limited_adjoint_changes_what_rollouts_learn():
 def test_the_null_space_head_can_be_left_out():
     config = resolve("cbf", "caffnet-ff", 2, "paper", {"null_start": "none"})
     assert build_model(config, build_problem(config)).null is None
+
+
+def test_any_setting_on_the_command_line(tmp_path):
+    done = CliRunner().invoke(app, command(tmp_path, "--set", "hidden=16", "--set", "activation=silu")[3:])
+    assert done.exit_code == 0, done.stderr
+    (record,) = read_records(tmp_path)
+    assert (record["config"]["hidden"], record["config"]["activation"]) == (16, "silu")
+    done = CliRunner().invoke(app, command(tmp_path, "--set", "hidden")[3:])
+    assert done.exit_code == 2
+    assert "A setting is written name=value, got 'hidden'" in done.stderr
+    done = CliRunner().invoke(app, command(tmp_path, "--set", "hiden=3")[3:])
+    assert "Unknown setting hiden" in done.stderr

@@ -299,6 +299,24 @@ def load_campaign(path: str | Path | None = None, default_device: str = "cpu", *
     return campaign
 
 
+def parse_settings(written: Iterable[str]) -> dict[str, Any]:
+    """Settings as on a command line; a value is TOML, or a word without quotes.
+
+    >>> parse_settings(["clip=1.0", "activation=silu", "seeds=[1, 3]"])
+    {'clip': 1.0, 'activation': 'silu', 'seeds': [1, 3]}
+    """
+    found: dict[str, Any] = {}
+    for text in written:
+        name, separator, value = text.partition("=")
+        if not separator or not name.strip():
+            raise ConfigError(f"A setting is written name=value, got {text!r}.")
+        try:
+            found[name.strip()] = tomllib.loads(f"value = {value}")["value"]
+        except tomllib.TOMLDecodeError:
+            found[name.strip()] = value.strip()
+    return found
+
+
 def _choose(name: str, value: Any, known: Iterable[str]) -> None:
     known = list(known)
     if value not in known:

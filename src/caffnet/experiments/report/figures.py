@@ -254,7 +254,7 @@ def control_inputs(groups: list[Group]) -> Figure | None:
     shown = [group for group in groups if "inputs" in group.records[0]["curves"]]
     if not shown:
         return None
-    figure = Figure(figsize=(2.3 * len(shown) + 0.4, 3.2), layout="constrained")
+    figure = Figure(figsize=(max(2.3 * len(shown) + 0.4, 3.6), 3.2), layout="constrained")  # the legend needs 3.6
     axes = figure.subplots(2, len(shown), sharex=True, sharey="row", squeeze=False)
     for column, group in enumerate(shown):
         record = _drawn_record(group)

@@ -44,6 +44,7 @@ def as_markdown(table: Table) -> str:
     for i, row in enumerate(table.rows):
         texts = [cell_text(cell) for cell in row]
         lines.append(_pipe([f"*{text}*" if i in table.quiet and text != DASH else text for text in texts]))
+    lines += ["", "```sh", *table.commands, "```"] if table.commands else []
     return "\n".join(lines) + "\n"
 
 
@@ -119,10 +120,12 @@ def as_html(table: Table) -> str:
     for i, row in enumerate(table.rows):
         cells = "".join(f"<td>{_break_spread(cell)}</td>" for cell in row)
         body.append(f'<tr class="paper">{cells}</tr>' if i in table.quiet else f"<tr>{cells}</tr>")
+    typed = html.escape("\n".join(table.commands))
+    commands = f"<details><summary>Commands</summary><pre>{typed}</pre></details>" if typed else ""
     return (
         f'<section><h3>{html.escape(table.title)}</h3><p class="note">{html.escape(table.note)}</p>'
         f'<div class="scroll"><table><thead><tr>{head}</tr></thead>'
-        f"<tbody>{''.join(body)}</tbody></table></div></section>"
+        f"<tbody>{''.join(body)}</tbody></table></div>{commands}</section>"
     )
 
 

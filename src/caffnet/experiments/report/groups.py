@@ -113,6 +113,21 @@ def _changes(config: dict[str, Any]) -> str:
     return ", ".join(f"{key}={value}" for key, value in different.items())
 
 
+def commands(groups: Iterable[Group]) -> tuple[str, ...]:
+    """What to type for these runs, methods with the same seeds and settings in one line."""
+    together: dict[tuple[str, str, tuple[int, ...], str], list[str]] = {}
+    for group in groups:
+        together.setdefault((group.task, group.protocol, tuple(group.seeds), group.changes), []).append(group.method)
+    lines = []
+    for (task, protocol, seeds, changes), methods in together.items():
+        words = ["caffnet", "run", task, "--protocol", protocol]
+        words += [word for method in methods for word in ("--method", method)]
+        words += [word for seed in seeds for word in ("--seed", str(seed))]
+        words += [word for change in changes.split(", ") if change for word in ("--set", change)]
+        lines.append(" ".join(words))
+    return tuple(lines)
+
+
 def mean_and_spread(values: list[float]) -> tuple[float | None, float | None]:
     """The mean and the *sample* standard deviation; None where there are too few values."""
     if not values:

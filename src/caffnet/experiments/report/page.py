@@ -27,6 +27,7 @@ th, td { padding: .3rem .6rem; text-align: right; border-bottom: 1px solid var(-
 th { border-bottom: 2px solid var(--dim); vertical-align: bottom; } th:first-child, td:first-child { text-align: left; }
 td:first-child { white-space: nowrap; }
 tr.paper td { color: var(--dim); font-style: italic; background: var(--soft); } small { color: var(--dim); }
+details { margin: .5rem 0; color: var(--dim); font-size: .84rem; } pre { overflow-x: auto; }
 figure { margin: 1rem 0; } img { max-width: 100%; height: auto; }
 .figures { display: flex; flex-wrap: wrap; gap: 1rem 2rem; align-items: flex-start; }
 """

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from caffnet.experiments.report.groups import TITLES, Group, mean_and_spread
+from caffnet.experiments.report.groups import TITLES, Group, commands, mean_and_spread
 from caffnet.experiments.report.published import PAPER
 
 
@@ -33,6 +33,7 @@ class Table:
         columns: one label per cell.
         rows: the cells.
         quiet: rows that are the paper's, set apart by the formats.
+        commands: what to type for the same.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Table:
     columns: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
     quiet: frozenset[int] = frozenset()
+    commands: tuple[str, ...] = ()
 
 
 VIOLATION = (
@@ -120,7 +122,7 @@ def results_table(groups: list[Group], task: str, protocol: str) -> Table:
         labels = (*labels, "Arrived", "Collided")
     note = f"{PROTOCOL_NOTES[protocol]} {MEASURES}"
     title = f"{NAMES[task]} ({task}, protocol “{protocol}”)"
-    return Table(f"{task}-{protocol}", title, note, labels, tuple(rows), frozenset(quiet))
+    return Table(f"{task}-{protocol}", title, note, labels, tuple(rows), frozenset(quiet), commands(groups))
 
 
 def _measured(group: Group, columns: list[tuple[str, str]], variant: str = "") -> tuple[Cell, ...]:
