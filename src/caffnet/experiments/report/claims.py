@@ -220,7 +220,7 @@ def claims_table(groups: list[Group], timings: Sequence[dict[str, Any]], task: s
         return None
     note = "Each with the figure that decides it; open where a run that it speaks of is not among the records."
     columns = ("The paper says", *(f"protocol “{protocol}”" for protocol in protocols))
-    return Table(f"{task}-claims", f"Claims of the paper ({task})", note, columns, tuple(rows))
+    return Table(f"{task}-claims", f"Claims of the paper ({task})", note, columns, tuple(rows), prose=True)
 
 
 def _evidence(groups: list[Group], timings: Sequence[dict[str, Any]], task: str, protocol: str) -> Evidence:

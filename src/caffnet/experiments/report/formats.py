@@ -40,7 +40,7 @@ def as_markdown(table: Table) -> str:
     """A pipe table under a heading."""
     lines = [f"### {table.title}", "", table.note, ""]
     lines += [_pipe([column.replace("|", "\\|") for column in table.columns])]
-    lines += [_pipe(["---"] + ["---:"] * (len(table.columns) - 1))]
+    lines += [_pipe(["---"] + ["---" if table.prose else "---:"] * (len(table.columns) - 1))]
     for i, row in enumerate(table.rows):
         texts = [cell_text(cell) for cell in row]
         lines.append(_pipe([f"*{text}*" if i in table.quiet and text != DASH else text for text in texts]))
@@ -63,7 +63,7 @@ def as_latex(table: Table) -> str:
             r"\begin{table*}",
             rf"  \caption{{{_tex(table.title)}. {_tex(table.note)}}}",
             r"  \centering\resizebox{\textwidth}{!}{%",
-            r"  \begin{tabular}{l" + "r" * (len(table.columns) - 1) + "}",
+            r"  \begin{tabular}{l" + (r"p{.4\textwidth}" if table.prose else "r") * (len(table.columns) - 1) + "}",
             r"  \toprule",
             "  " + " & ".join(_tex(column) for column in table.columns) + r" \\",
             r"  \midrule",
@@ -120,11 +120,12 @@ def as_html(table: Table) -> str:
     for i, row in enumerate(table.rows):
         cells = "".join(f"<td>{_break_spread(cell)}</td>" for cell in row)
         body.append(f'<tr class="paper">{cells}</tr>' if i in table.quiet else f"<tr>{cells}</tr>")
+    kind = ' class="prose"' if table.prose else ""
     typed = html.escape("\n".join(table.commands))
     commands = f"<details><summary>Commands</summary><pre>{typed}</pre></details>" if typed else ""
     return (
         f'<section><h3>{html.escape(table.title)}</h3><p class="note">{html.escape(table.note)}</p>'
-        f'<div class="scroll"><table><thead><tr>{head}</tr></thead>'
+        f'<div class="scroll"><table{kind}><thead><tr>{head}</tr></thead>'
         f"<tbody>{''.join(body)}</tbody></table></div>{commands}</section>"
     )
 

@@ -25,7 +25,7 @@ nav a { margin-right: 1.2rem; }
 th, td { padding: .3rem .6rem; text-align: right; border-bottom: 1px solid var(--line); vertical-align: top;
   font-variant-numeric: tabular-nums; }
 th { border-bottom: 2px solid var(--dim); vertical-align: bottom; } th:first-child, td:first-child { text-align: left; }
-td:first-child { white-space: nowrap; }
+td:first-child { white-space: nowrap; } .prose th, .prose td { text-align: left; }
 tr.paper td { color: var(--dim); font-style: italic; background: var(--soft); } small { color: var(--dim); }
 details { margin: .5rem 0; color: var(--dim); font-size: .84rem; } pre { overflow-x: auto; }
 figure { margin: 1rem 0; } img { max-width: 100%; height: auto; }

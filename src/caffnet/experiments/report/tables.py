@@ -34,6 +34,7 @@ class Table:
         rows: the cells.
         quiet: rows that are the paper's, set apart by the formats.
         commands: what to type for the same.
+        prose: the cells are sentences.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Table:
     rows: tuple[tuple[Cell, ...], ...]
     quiet: frozenset[int] = frozenset()
     commands: tuple[str, ...] = ()
+    prose: bool = False
 
 
 VIOLATION = (
@@ -92,7 +94,13 @@ PROTOCOL_NOTES = {
     "paper": "The paper's protocol.",
     "fair": "Plain networks of equal parameter counts.",
     "ours": "Plain networks of equal parameter counts; null-space head starting at zero, tangent-cone "
-    "gradient, the best weights by training loss. In cbf CAffNet has no null-space head, so half the parameters.",
+    "gradient, the best weights by training loss.",
+}
+OUR_NOTES = {
+    "pwc": "Feed-forward networks are smooth (SiLU).",
+    "opt": "Learning rate 1e-3, going to zero.",
+    "cbf": "Learning rate 2e-3, going to zero; batches of 50; limited gradients. CAffNet has no null-space head here, so "
+    "half the parameters.",
 }
 MEASURES = (
     "Mean over seeds, sample standard deviation in brackets. “Mean of max” is what the paper calls “Max”: the mean "
@@ -120,7 +128,8 @@ def results_table(groups: list[Group], task: str, protocol: str) -> Table:
     labels = ("Method", "Seeds", *(label for _, label in columns), *(("Exactly 0",) if zeros else ()))
     if task == "cbf":
         labels = (*labels, "Arrived", "Collided")
-    note = f"{PROTOCOL_NOTES[protocol]} {MEASURES}"
+    notes = [PROTOCOL_NOTES[protocol], *([OUR_NOTES[task]] if protocol == "ours" else []), MEASURES]
+    note = " ".join(notes)
     title = f"{NAMES[task]} ({task}, protocol “{protocol}”)"
     return Table(f"{task}-{protocol}", title, note, labels, tuple(rows), frozenset(quiet), commands(groups))
 
