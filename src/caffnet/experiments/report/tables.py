@@ -99,8 +99,8 @@ PROTOCOL_NOTES = {
 OUR_NOTES = {
     "pwc": "Feed-forward networks are smooth (SiLU).",
     "opt": "Learning rate 1e-3, going to zero.",
-    "cbf": "Learning rate 2e-3, going to zero; batches of 50; limited gradients. CAffNet has no null-space head here, so "
-    "half the parameters.",
+    "cbf": "Learning rate 2e-3, going to zero; batches of 50; limited gradients. CAffNet has no null-space head here, "
+    "so half the parameters.",
 }
 MEASURES = (
     "Mean over seeds, sample standard deviation in brackets. “Mean of max” is what the paper calls “Max”: the mean "
