@@ -65,8 +65,10 @@ def run(
             "checkpoint_seconds": checkpoint_seconds,
             "quick": quick or None,
         }
-        given = {name: value for name, value in options.items() if value is not None}
-        campaign = load_campaign(config, default_device(), **(parse_settings(settings or []) | given))
+        given, others = {k: v for k, v in options.items() if v is not None}, parse_settings(settings or [])
+        if twice := sorted(set(given) & set(others)):
+            raise ConfigError(f"{', '.join(twice)} is set twice: by an option and by --set.")
+        campaign = load_campaign(config, default_device(), **given, **others)
         console = Console(quiet=os.environ.get("RANK", "0") != "0")  # of several processes, one speaks
         with progress_bars(campaign.runs, console) as (on_tick, on_done):
             run_campaign(campaign, on_tick, on_done)

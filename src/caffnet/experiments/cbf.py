@@ -86,7 +86,7 @@ class DrivingProblem(Problem):
 
     Args:
         seed: of torch's CPU stream. As in the paper's runs, 300 states, one and one are drawn and thrown away first.
-        adjoint: limit on the gradient with respect to each state of a rollout; 0 for none.
+        adjoint: limit on the gradient with respect to each state that an input follows; 0 for none.
     """
 
     name, n_in, n_out = "cbf", 3, 2

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -59,7 +60,7 @@ class RunConfig:
         dropout: share dropped after each activation.
         null_start: of the null-space head, ``"random"`` (paper) or ``"zero"``; ``"none"`` leaves the head out.
         gradient: ``"exact"`` (paper) or ``"tangent"``.
-        keep: evaluate the ``"last"`` weights (paper), or the ``"best"`` ones by training loss.
+        keep: evaluate the ``"last"`` weights (paper), or the ``"best"``: at the start of the epoch of lowest loss.
         dtype: ``"float64"`` (paper) or ``"float32"``.
         device: ``"cpu"`` or ``"cuda"``.
         activation: of the feed-forward networks, ``"relu"`` (paper) or ``"silu"``, which is smooth between data points.
@@ -117,10 +118,10 @@ class Campaign:
 
     Attributes:
         task: the experiment.
-        protocol: ``"paper"``; ``"fair"``: plain networks of equal size; ``"ours"``: fair, with a null-space head that
-            starts at zero, the tangent-cone gradient, the best weights by training loss, and what each task asks
-            for: a smooth activation (pwc), a larger learning rate that ends at zero (opt, cbf), small batches, limited
-            gradients and no null-space head (cbf).
+        protocol: ``"paper"``; ``"fair"``: plain networks of equal size; ``"ours"``: fair, with the tangent-cone
+            gradient, the best weights by training loss, and what each task asks for: a null-space head that starts at
+            zero (pwc, opt) or none at all (cbf), a smooth activation (pwc), a larger learning rate that ends at zero
+            (opt, cbf), small batches and limited gradients (cbf).
         methods: rows of the table; all of the paper's if empty.
         seeds: the paper's if empty.
         settings: fields of `RunConfig` that differ from the protocol.
@@ -197,9 +198,12 @@ def resolve(
         ("learning_rate", 0.0),
         ("clip", 0.0),
         ("adjoint", 0.0),
+        ("penalty_weight", 0.0),
     ):
-        if getattr(config, name) < least:
-            raise ConfigError(f"{name} must be at least {least}, got {getattr(config, name)}.")
+        value = getattr(config, name)
+        if not math.isfinite(value) or value < least:
+            wanted = f"at least {least}" if math.isfinite(value) else "finite"
+            raise ConfigError(f"{name} must be {wanted}, got {value}.")
     if config.adjoint and config.task != "cbf":
         raise ConfigError(f"adjoint limits gradients in a rollout, which only cbf has, got task {config.task}.")
     if not 0 <= config.dropout < 1:
@@ -229,10 +233,10 @@ def _protocol_settings(task: str, method: str, protocol: str) -> dict[str, Any]:
         if task == "cbf":
             # In closed loop the jump that w makes at a boundary (f inside, the projection of f + w outside) becomes a
             # jump of the whole drive: training is rough with it and calm without. Small batches take more steps per
-            # epoch; the limit is the size of what a state matters for when the robot drives on freely (about 2e3 per
-            # metre and step), so that those who are stuck, with their final cost of 1e7, do not outweigh the others.
+            # epoch. The limit: a free drive, whose cost is 1e3 |p|², changes by 2e3 · 3 m · 150 steps ≈ 1e6 when it
+            # moves by a metre, so those who are stuck, with a final cost of 1e7, do not outweigh the others.
             settings |= {"learning_rate": 2e-3, "batch": 50, "adjoint": 1e6, "clip": 1.0}
-            settings |= {"null_start": "none"} if method == "caffnet-ff" else {}
+            settings |= {"null_start": "none"} if method.startswith("caffnet") else {}
     return settings
 
 
@@ -263,7 +267,7 @@ def _nearest(size: Any, budget: int) -> int:
 # ---------------------------------------------------------------------------------------------------- reading
 
 
-def load_campaign(path: str | Path | None = None, default_device: str = "cpu", **options: Any) -> Campaign:
+def load_campaign(path: str | Path | None = None, default_device: str = "cpu", /, **options: Any) -> Campaign:
     """A campaign from a TOML file, options on top. Options that are None count as not given.
 
     The file holds fields of `Campaign` and settings of `RunConfig` side by side:
@@ -310,10 +314,12 @@ def parse_settings(written: Iterable[str]) -> dict[str, Any]:
         name, separator, value = text.partition("=")
         if not separator or not name.strip():
             raise ConfigError(f"A setting is written name=value, got {text!r}.")
+        if (name := name.strip()) in found:
+            raise ConfigError(f"{name} is set twice.")
         try:
-            found[name.strip()] = tomllib.loads(f"value = {value}")["value"]
+            found[name] = tomllib.loads(f"value = {value}")["value"]
         except tomllib.TOMLDecodeError:
-            found[name.strip()] = value.strip()
+            found[name] = value.strip()
     return found
 
 

@@ -99,7 +99,10 @@ class _Run:
         for settings in self.optimizer.param_groups:
             settings["lr"] = self._rate()
         row = torch.zeros(3, dtype=torch.float64, device=self.device)
-        start = {name: t.detach().clone() for name, t in self.model.state_dict().items()} if self.keeps_best else {}
+        weights = (
+            self.model.named_parameters(remove_duplicate=False) if self.keeps_best else ()
+        )  # all names of shared ones
+        start = {name: weight.detach().clone() for name, weight in weights}
         for x in self._batches():
             loss = self.step(x)
             weighted = loss.cost + self.config.penalty_weight * loss.penalty
@@ -118,7 +121,8 @@ class _Run:
             self.optimizer.step()
         if self.keeps_best and self._loss(row) < self.best_loss:
             # What had this loss; with several batches, nearly so: the weights moved between them.
-            self.best, self.best_loss, self.best_epoch = start, self._loss(row), self.epoch
+            now = {name: t.detach().clone() for name, t in self.model.state_dict().items()}  # running statistics too
+            self.best, self.best_loss, self.best_epoch = now | start, self._loss(row), self.epoch
         self.history[self.epoch] = row
         self.epoch += 1
 

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Circle, Polygon, Rectangle
 
-from caffnet.experiments.report.groups import TITLES, Group
+from caffnet.experiments.report.groups import FIRST_EPOCHS, TITLES, Group
 from caffnet.experiments.report.tables import optima
 
 #: Colours that colour-blind readers can tell apart (Okabe and Ito).
@@ -46,7 +46,6 @@ STYLE: Any = {
 }
 #: The seeds that the paper draws.
 FIGURE_SEED = {"pwc": 6, "cbf": 10}
-FIRST_EPOCHS = 4000
 DPI = 200
 
 Drawing = Callable[[list[Group]], Figure | None]

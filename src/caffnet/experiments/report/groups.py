@@ -20,6 +20,7 @@ TITLES = {
     "post-hoc": "NN, projected afterwards",
 }
 ORDER = tuple(TITLES)
+FIRST_EPOCHS = 4000  # what the paper shows of the training loss
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +93,7 @@ def group_records(records: Iterable[dict[str, Any]]) -> list[Group]:
 
 
 def main_groups(groups: Iterable[Group], task: str, protocol: str) -> list[Group]:
-    """One group per method, for figures: the protocol's own, else the one with the most seeds."""
+    """One group per method: the protocol's own, else the one with the most seeds."""
     chosen: dict[str, Group] = {}
     for group in groups:
         if (group.task, group.protocol) == (task, protocol):
@@ -110,13 +111,19 @@ def _changes(config: dict[str, Any]) -> str:
     ignored = {"device"}
     whole = {**defaults, **config}
     different = {key: value for key, value in whole.items() if key not in ignored and usual.get(key, 0) != value}
-    return ", ".join(f"{key}={value}" for key, value in different.items())
+    return ", ".join(f"{key}={str(v).lower() if isinstance(v, bool) else v}" for key, v in different.items())
 
 
 def commands(groups: Iterable[Group]) -> tuple[str, ...]:
-    """What to type for these runs, methods with the same seeds and settings in one line."""
+    """What to type for these runs, methods with the same seeds and settings in one line.
+
+    Runs with a setting that is gone are left out: they cannot be made again.
+    """
+    known = {field.name for field in dataclasses.fields(RunConfig)}
     together: dict[tuple[str, str, tuple[int, ...], str], list[str]] = {}
     for group in groups:
+        if any(change.partition("=")[0] not in known for change in group.changes.split(", ") if change):
+            continue
         together.setdefault((group.task, group.protocol, tuple(group.seeds), group.changes), []).append(group.method)
     lines = []
     for (task, protocol, seeds, changes), methods in together.items():
