@@ -207,6 +207,8 @@ def test_cbf_reference_rollouts(driving, method):
     assert found["cost"] == pytest.approx(cost, rel=1e-3)
     assert found["penalty"] == pytest.approx(penalty, abs=0.6)
     assert found["final_distance"] == pytest.approx(distance, abs=6e-3)
+    assert found["arrived"] == (distance == 0.0)
+    assert (found["arrival_time"] or 99.0) <= 10.0 if found["arrived"] else found["arrival_time"] is None
     rows = found["inequality"]
     assert rows["mean_of_max"] == pytest.approx(mean_of_max, abs=6e-5)
     assert rows["max"] == pytest.approx(largest, abs=6e-4)

@@ -233,9 +233,10 @@ def _protocol_settings(task: str, method: str, protocol: str) -> dict[str, Any]:
         if task == "cbf":
             # In closed loop the jump that w makes at a boundary (f inside, the projection of f + w outside) becomes a
             # jump of the whole drive: training is rough with it and calm without. Small batches take more steps per
-            # epoch. The limit: a free drive, whose cost is 1e3 |p|², changes by 2e3 · 3 m · 150 steps ≈ 1e6 when it
-            # moves by a metre, so those who are stuck, with a final cost of 1e7, do not outweigh the others.
-            settings |= {"learning_rate": 2e-3, "batch": 50, "adjoint": 1e6, "clip": 1.0}
+            # epoch. The limit: for a robot half a metre from the goal, with a cost of 1e3 |p|², a metre matters by
+            # 2e3 · 0.5 m · 100 steps = 1e5; so neither those who are stuck, with a final cost of 1e7, nor those who are
+            # far away outweigh the last metre of the others.
+            settings |= {"learning_rate": 2e-3, "batch": 50, "adjoint": 1e5, "clip": 1.0}
             settings |= {"null_start": "none"} if method.startswith("caffnet") else {}
     return settings
 

@@ -80,6 +80,7 @@ COLUMNS: dict[str, list[tuple[str, str]]] = {
         *_violations("inequality", "viol."),
         ("strict.exact_inequality.max", "true max, strict"),
         ("final_distance", "Final distance (m)"),
+        ("arrival_time", "Arrival (s)"),
         ("train_ms", "T_train (ms)"),
         ("test_ms", "T_test (ms)"),
     ],
