@@ -37,8 +37,8 @@ def limit_gradient(x: Tensor, limit: float) -> Tensor:
     >>> x = torch.tensor([[1.0, 0.0], [300.0, 400.0]], requires_grad=True)
     >>> limit_gradient(x, 5.0).square().sum().backward()
     >>> x.grad
-    tensor([[2., 0.],
-            [3., 4.]])
+    tensor([[2.0000, 0.0000],
+            [3.0000, 4.0000]])
     """
     if not x.requires_grad:
         return x
