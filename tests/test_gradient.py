@@ -179,14 +179,23 @@ def test_the_tangent_gradient_lives_where_the_exact_one_dies():
     assert torch.equal(leaf.grad, torch.zeros(2))
 
 
-def test_with_the_tangent_option_the_gradients_of_the_constraints_stay_exact():
+def test_with_the_tangent_option_the_gradients_of_w_and_of_the_constraints_stay_exact():
     f, w, A, lower, upper, *_ = faces(3, 2, 0, False)
     grads = []
     for gradient in ("exact", "tangent"):
         value = project(f, AffineSet(A, lower, upper), w, gradient=gradient).value
-        grads.append(torch.autograd.grad((value**3).sum(), (A, lower, upper)))
+        grads.append(torch.autograd.grad((value**3).sum(), (w, A, lower, upper)))
     for exact, other in zip(*grads, strict=True):
         assert torch.equal(exact, other)
+
+
+def test_what_pulls_f_inside_does_not_pull_w():
+    """y lies on y₂ = 0, the loss falls inwards: f enters; w, which would only matter once it has, stays."""
+    set = AffineSet.inequality([[0.0, 1.0]], [0.0])
+    f, w = torch.tensor([0.3, 2.0], requires_grad=True), torch.tensor([0.1, 0.0], requires_grad=True)
+    project(f, set, w, gradient="tangent").value.backward(torch.tensor([1.0, 1.0]))
+    assert f.grad is not None and torch.equal(f.grad, torch.tensor([1.0, 1.0]))
+    assert w.grad is not None and torch.equal(w.grad, torch.tensor([1.0, 0.0]))
 
 
 def test_the_tangent_gradient_equals_the_exact_one_along_the_face():

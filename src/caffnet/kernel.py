@@ -926,8 +926,8 @@ def differentiate(
     """The gradients of samples first .. last-1 for an incoming gradient `v`; False where the torch path must do it.
 
     ``p = N v`` for g, ``q = (A_γ⁺)ᵀ v`` for b, ``-(λ pᵀ + q yᵀ)`` for A, as derived in `projection`. With `tangent`, f
-    and w get ``-d`` with ``d`` the projection of ``-v`` on the tangent cone at y instead. Gradients that are not
-    wanted have no lines; what is shared by the samples (``to_A (1, m, n)``) is summed.
+    gets ``-d`` with ``d`` the projection of ``-v`` on the tangent cone at y instead. Gradients that are not wanted
+    have no lines; what is shared by the samples (``to_A (1, m, n)``) is summed.
     """
     n, m = f.shape[1], A.shape[1]
     s, face = _allocate_scaled(m, n), _allocate_face(m, n)
@@ -993,6 +993,9 @@ def differentiate(
                 line = b if to_A.shape[0] > 1 else 0
                 for c in range(n):
                     to_A[line, i, c] -= factor * (face.r[j] * p[c] + q[j] * y[c])
+        for j in range(n):
+            if to_w.shape[0]:
+                to_w[b, j] = p[j]
         if tangent:
             # The same search on the rows that are active at y, with all bounds 0.
             free = 2 * t.feasibility * _largest(y) + t.underflow
@@ -1014,6 +1017,4 @@ def differentiate(
                 p[j] = -p[j]
         for j in range(n):
             to_f[b, j] = p[j]
-            if to_w.shape[0]:
-                to_w[b, j] = p[j]
     return True

@@ -18,6 +18,11 @@ So the backward pass solves the same system with the incoming gradients (v, τ) 
 (p, q). Then ``∂g = p``, ``∂b = q`` and, from the matrix, ``∂A = -(λ pᵀ + q yᵀ)``. With τ = 0 that is ``p = N v`` (the
 gradient projected on the face), ``q = (A_γ⁺)ᵀ v``. As the backward pass is again this function, it can be
 differentiated any number of times.
+
+**The tangent gradient.** ``N v`` dies at a vertex, and on a face it never lets the answer back inside. With
+``gradient="tangent"`` f gets ``-d`` instead, where ``d`` is the projection of ``-v`` on the tangent cone of S at y, the
+directions in which the active rows allow a small step. So f moves inward until the rows let go of it. w keeps ``N v``:
+what it would gather across the face changes nothing while the answer lies there, and comes out as a jump when f enters.
 """
 
 from __future__ import annotations
@@ -107,9 +112,9 @@ def project(
         on_infeasible: ``"raise"`` an `InfeasibleError` that names the rows in conflict, return the ``"nearest"`` point
             (least violation), or ``"nan"``. The last two also mark samples with NaN or infinite data INVALID
             instead of raising. `Projection.status` tells.
-        gradient: ``"exact"``, or ``"tangent"``: f and w receive the part of the gradient whose descent stays in the
+        gradient: ``"exact"``, or ``"tangent"``: f receives the part of the gradient whose descent stays in the
             set. It agrees with the exact gradient along the face and does not vanish at vertices; gradients
-            of A and the bounds are exact either way.
+            of w, A and the bounds are exact either way.
         budget: bytes of working memory for the enumeration; 256 MiB if None.
         start: rows to begin the search with, ``(..., m)``, as the `Projection.active` of a call before: a warm start,
             faster when few rows change. The answer is the same to rounding.
@@ -293,24 +298,28 @@ class _Flat(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(g: Tensor, A: Tensor, b: Tensor, pinv: Tensor, value: Tensor | None, cone: _Cone | None):
+    def forward(
+        f: Tensor, w: Tensor | None, A: Tensor, b: Tensor, pinv: Tensor, value: Tensor | None, cone: _Cone | None
+    ):
+        g = f if w is None else f + w
         if value is None:
             return _solve_flat(g, A, b, pinv)
         return value.clone(), product(pinv.mT, g - value)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
-        _, A, _, pinv, _, ctx.cone = inputs
+        _, w, A, _, pinv, _, ctx.cone = inputs
+        ctx.has_w = w is not None
         ctx.save_for_backward(A, pinv, *output)
 
     @staticmethod
     def backward(ctx: Any, *incoming: Tensor):
         A, pinv, y, multiplier = ctx.saved_tensors
         v, tau = incoming
-        p, q = _Flat.apply(v, A, tau, pinv, None, None)
+        p, q = _Flat.apply(v, None, A, tau, pinv, None, None)
         slope = -(multiplier.unsqueeze(-1) * p.unsqueeze(-2) + q.unsqueeze(-1) * y.unsqueeze(-2))
         direction = p if ctx.cone is None else ctx.cone.reachable(v)
-        return direction, slope, q, None, None, None
+        return direction, p if ctx.has_w else None, slope, q, None, None, None
 
 
 def _forward_flat(g: Tensor, A: Tensor, b: Tensor, used: Tensor, value: Tensor) -> Tensor:
@@ -388,16 +397,15 @@ def _on_flat(
     upper, lower = p.upper.gather(-1, choice.rows), p.lower.gather(-1, choice.rows)
     bound = times_power(torch.where(choice.sides > 0, upper, lower), exponent)
     bound = torch.where(used & bound.isfinite(), bound, 0.0)
-    g = p.f if p.w is None else p.f + p.w
     # Samples that lie on no flat take no part in the system: zeros in, zeros out.
     value = torch.where(moved, solution.value, 0.0)
-    pinv = torch.where(moved.unsqueeze(-1), choice.pinv.to(g.dtype), 0.0)
-    g = torch.where(moved, g, 0.0)
+    pinv = torch.where(moved.unsqueeze(-1), choice.pinv.to(p.f.dtype), 0.0)
+    f, w = (None if t is None else torch.where(moved, t, 0.0) for t in (p.f, p.w))
     if forward:
-        y = _forward_flat(g, A, bound, used, value)
+        y = _forward_flat(f if w is None else f + w, A, bound, used, value)
     else:
         cone = _Cone.at(value, p, solution, options, plan) if gradient == "tangent" else None
-        y, _ = _Flat.apply(g, A, bound, pinv, value, cone)
+        y, _ = _Flat.apply(f, w, A, bound, pinv, value, cone)
     unchanged = (solution.value == p.f).all(-1, keepdim=True)
     return torch.where(moved, y, torch.where(unchanged, p.f, solution.value))
 
