@@ -252,9 +252,10 @@ def test_a_broken_record_is_named(tmp_path):
 def test_history_is_thinned():
     assert thin(0) == []
     assert thin(3) == [0, 1, 2]
-    kept = thin(50_000)
+    kept = thin(50_000, 4_321)
     assert kept[-1] == 49_999
-    assert len(kept) < 800
+    assert 4_321 in kept  # whose weights are evaluated
+    assert len(kept) < 1000
     assert kept[:100] == list(range(100))
 
 
@@ -338,6 +339,16 @@ def test_a_limited_adjoint_changes_what_rollouts_learn():
 def test_the_null_space_head_can_be_left_out():
     config = resolve("cbf", "caffnet-ff", 2, "paper", {"null_start": "none"})
     assert build_model(config, build_problem(config)).null is None
+
+
+@pytest.mark.parametrize("method", ["caffnet-ff", "caffnet-tf"])  # the second shares its embedding
+def test_the_null_space_head_has_a_learning_rate_of_its_own(method: str):
+    config = resolve("opt", method, 1, "paper", {"null_rate": 0.0, "epochs": 1})
+    model = build_model(config, problem := build_problem(config))
+    before = {name: t.detach().clone() for name, t in model.named_parameters()}
+    epochs_of(config, problem, model)()
+    moved = {name for name, t in model.named_parameters() if not torch.equal(t, before[name])}
+    assert moved == {name for name in before if name.startswith("backbone")}
 
 
 def test_any_setting_on_the_command_line(tmp_path):

@@ -79,10 +79,19 @@ def read_timings(folders: Iterable[Path]) -> list[dict[str, Any]]:
     return [found[name] for name in sorted(found)]
 
 
-def thin(epochs: int) -> list[int]:
-    """Epochs worth keeping of a loss history: all at first, then fewer and fewer; always the last."""
-    kept = {*range(min(epochs, 100)), *range(100, min(epochs, 4000), 20), *range(4000, epochs, max(1, epochs // 400))}
-    return sorted(kept | ({epochs - 1} if epochs else set()))
+def thin(epochs: int, best: int = 0) -> list[int]:
+    """Epochs worth keeping of a loss history: all of a short one, else fewer and fewer; always `best` and the last.
+
+    >>> thin(300) == list(range(300)), len(thin(50_000))
+    (True, 957)
+    """
+    start = min(epochs, 4000)  # what the paper shows
+    kept = {
+        *range(min(epochs, 100)),
+        *range(100, start, max(1, start // 500)),
+        *range(start, epochs, max(1, epochs // 400)),
+    }
+    return sorted(kept | ({min(best, epochs - 1), epochs - 1} if epochs else set()))
 
 
 def rounded(value: Any, digits: int = 7) -> Any:

@@ -130,7 +130,7 @@ def _evaluate(config: RunConfig, problem: Problem, model: nn.Module) -> dict[str
 
 
 def _training_part(config: RunConfig, model: nn.Module, trained: Trained) -> dict[str, Any]:
-    kept = thin(len(trained.history))
+    kept = thin(len(trained.history), trained.best_epoch)
     rows = trained.history[kept]
     loss = rows[:, COST] + config.penalty_weight * rows[:, PENALTY]
     return {

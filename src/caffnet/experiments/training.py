@@ -22,6 +22,7 @@ from caffnet.experiments.checkpoint import Checkpoint
 from caffnet.experiments.config import ConfigError, RunConfig
 from caffnet.experiments.distributed import Group
 from caffnet.experiments.problem import Problem, synchronise
+from caffnet.model import CAffNet
 
 COST, PENALTY, WORST = 0, 1, 2  # columns of the history
 WARM_UP = 3  # epochs after each start that the clock does not count
@@ -78,7 +79,7 @@ class _Run:
             )
         self.config, self.problem, self.model, self.group = config, problem, model, group
         self.device = problem.train.device
-        self.optimizer = torch.optim.Adam(model.parameters(), lr=config.learning_rate, fused=True)
+        self.optimizer = torch.optim.Adam(_parameter_groups(model, config.null_rate), lr=0.0, fused=True)
         self.step: nn.Module = _Step(problem, model, config.penalty)
         if group.size > 1:
             self.step = DistributedDataParallel(self.step)
@@ -97,11 +98,10 @@ class _Run:
     def train_epoch(self) -> None:
         self.model.train()
         for settings in self.optimizer.param_groups:
-            settings["lr"] = self._rate()
+            settings["lr"] = self._rate() * settings["relative_rate"]
         row = torch.zeros(3, dtype=torch.float64, device=self.device)
-        weights = (
-            self.model.named_parameters(remove_duplicate=False) if self.keeps_best else ()
-        )  # all names of shared ones
+        # Under all names, where weights are shared.
+        weights = self.model.named_parameters(remove_duplicate=False) if self.keeps_best else ()
         start = {name: weight.detach().clone() for name, weight in weights}
         for x in self._batches():
             loss = self.step(x)
@@ -220,6 +220,18 @@ class _Run:
         self.best_loss = float("inf") if progress["best_loss"] is None else progress["best_loss"]
         self.usual_length = progress.get("usual_length", 0.0)
         self.history[: self.epoch] = saved.tensors["history"].to(self.device)
+
+
+def _parameter_groups(model: nn.Module, null_rate: float) -> list[dict[str, Any]]:
+    """The weights with their relative learning rates: those that only the null-space head has, and all others."""
+    head = model.null.parameters() if isinstance(model, CAffNet) and model.null is not None else ()
+    shared = set(model.backbone.parameters()) if isinstance(model, CAffNet) else set()
+    own = {weight for weight in head if weight not in shared}
+    groups = [
+        {"params": [weight for weight in model.parameters() if weight not in own], "relative_rate": 1.0},
+        {"params": [weight for weight in model.parameters() if weight in own], "relative_rate": null_rate},
+    ]
+    return [group for group in groups if group["params"]]
 
 
 def _moments(tensors: dict[str, Tensor]) -> dict[int, dict[str, Any]]:
