@@ -42,11 +42,13 @@ def run(
     quick: Annotated[bool, typer.Option("--quick", help="One seed, few epochs: does everything work?")] = False,
 ) -> None:
     """Run one of the paper's experiments. Killed runs continue, finished ones are not run again."""
+    from caffnet.experiments.campaign import WorkerError, run_campaign
     from caffnet.experiments.checkpoint import CheckpointError
     from caffnet.experiments.config import ConfigError, load_campaign, parse_settings
     from caffnet.experiments.progress import progress_bars
     from caffnet.experiments.records import RecordError
-    from caffnet.experiments.run import default_device, run_campaign
+    from caffnet.experiments.run import default_device
+    from caffnet.experiments.training import DivergedError
 
     try:
         options = {
@@ -72,16 +74,19 @@ def run(
         console = Console(quiet=os.environ.get("RANK", "0") != "0")  # of several processes, one speaks
         with progress_bars(campaign.runs, console) as (on_tick, on_done):
             run_campaign(campaign, on_tick, on_done)
-    except (ConfigError, CheckpointError, RecordError) as error:
+    except (ConfigError, CheckpointError, RecordError, DivergedError, WorkerError, ImportError) as error:
         _fail(error)
+    except KeyboardInterrupt:
+        typer.secho("Stopped. The same command goes on from the last checkpoints.", err=True)
+        raise typer.Exit(130) from None
 
 
 @app.command("time")
 def time_(
     task: Annotated[str, typer.Argument(help="pwc, opt or cbf.")],
     protocol: Annotated[str, typer.Option(help="paper, fair or ours.")] = "paper",
-    rounds: Annotated[int, typer.Option(help="Epochs of each method that are timed.")] = 7,
-    threads: Annotated[int, typer.Option(help="Threads of torch.")] = 1,
+    rounds: Annotated[int, typer.Option(min=1, help="Epochs of each method that are timed.")] = 7,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of torch.")] = 1,
     out: Annotated[Path, typer.Option(help="Folder of the records.")] = Path("results"),
 ) -> None:
     """Time an epoch and a test of every method of an experiment, side by side."""
@@ -98,7 +103,7 @@ def time_(
             found = time_methods(
                 task, protocol, out, rounds=rounds, device=default_device(), on_step=lambda what: status.update(what)
             )
-    except ConfigError as error:
+    except (ConfigError, ImportError) as error:
         _fail(error)
     for name, times in found["methods"].items():
         train = "" if times["train_ms"] is None else f"T_train {times['train_ms']:.4g} ms, "
@@ -114,12 +119,13 @@ def report(
     ] = None,
 ) -> None:
     """Turn records into the paper's tables and figures: Markdown, LaTeX, CSV, PNG and one HTML page."""
+    from caffnet.experiments.config import ConfigError
     from caffnet.experiments.records import RecordError
     from caffnet.experiments.report import write_report
 
     try:
         written = write_report(records or [Path("results")], out, markdown)
-    except RecordError as error:
+    except (ConfigError, RecordError, OSError) as error:
         _fail(error)
     for path in written:
         typer.echo(path)
@@ -288,7 +294,8 @@ def figures(
 
 
 def _fail(error: Exception) -> NoReturn:
-    typer.secho(f"Error: {error}", fg="red", err=True)
+    told = [str(error), *getattr(error, "__notes__", ())]
+    typer.secho(f"Error: {' '.join(told)}", fg="red", err=True)
     raise typer.Exit(2)
 
 

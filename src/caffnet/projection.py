@@ -400,7 +400,7 @@ def _on_flat(
     # Samples that lie on no flat take no part in the system: zeros in, zeros out.
     value = torch.where(moved, solution.value, 0.0)
     pinv = torch.where(moved.unsqueeze(-1), choice.pinv.to(p.f.dtype), 0.0)
-    f, w = (None if t is None else torch.where(moved, t, 0.0) for t in (p.f, p.w))
+    f, w = torch.where(moved, p.f, 0.0), None if p.w is None else torch.where(moved, p.w, 0.0)
     if forward:
         y = _forward_flat(f if w is None else f + w, A, bound, used, value)
     else:

@@ -11,13 +11,14 @@ import torch
 
 import caffnet
 from caffnet.experiments import cbf
+from caffnet.experiments.campaign import run_campaign
 from caffnet.experiments.checkpoint import Checkpoint
 from caffnet.experiments.config import ConfigError, load_campaign, resolve
 from caffnet.experiments.distributed import Group
 from caffnet.experiments.models import build_model
 from caffnet.experiments.opt import SolverProblem
 from caffnet.experiments.records import read_records
-from caffnet.experiments.run import checkpoint_path, run_campaign
+from caffnet.experiments.run import checkpoint_path
 from caffnet.experiments.training import train
 
 HERE = Path(__file__).parent
@@ -56,6 +57,13 @@ def test_parts_of_a_batch_make_the_whole():
     parts = [Group(rank, 3).share(x) for rank in range(3)]
     assert sum(len(part) for part in parts) == len(x)
     assert Group().share(x) is x
+
+
+def test_a_last_batch_that_is_too_small_for_all_processes_is_refused(tmp_path):
+    config = resolve("opt", "nn", 1, "ours", {"epochs": 1, "batch": 333})  # 1000 = 3 · 333 + 1
+    problem = SolverProblem(1)
+    with pytest.raises(ConfigError, match="With batch 333 the last of 1000 samples are 1, too few for 2 processes"):
+        train(config, problem, build_model(config, problem), tmp_path / "a", group=Group(0, 2))
 
 
 def test_batch_norm_is_refused_across_processes(tmp_path):

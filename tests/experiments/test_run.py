@@ -16,12 +16,14 @@ from typer.testing import CliRunner
 import caffnet
 from caffnet.cli import app
 from caffnet.experiments import cbf
+from caffnet.experiments.campaign import run_campaign
 from caffnet.experiments.checkpoint import Checkpoint, CheckpointError, write_atomically
 from caffnet.experiments.config import ConfigError, load_campaign, resolve
 from caffnet.experiments.models import build_model
 from caffnet.experiments.records import RecordError, read_record, read_records, rounded, thin, write_record
-from caffnet.experiments.run import build_problem, checkpoint_path, run_campaign, run_one
-from caffnet.experiments.training import Tick, epochs_of, train
+from caffnet.experiments.report import write_report
+from caffnet.experiments.run import build_problem, checkpoint_path, run_one
+from caffnet.experiments.training import DivergedError, Tick, epochs_of, train
 
 SOURCE = Path(caffnet.__file__).parents[1]
 TIMES = ("seconds", "ms_per_epoch", "starts")
@@ -177,6 +179,74 @@ def test_seeds_in_parallel_processes_even_if_one_fails(tmp_path):
     assert [essence(record) for record in parallel] == [essence(record) for record in alone]
 
 
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_run_that_diverges_says_so_and_the_others_go_on(jobs: int, tmp_path):
+    settings = {"epochs": 6, "learning_rate": 1e200, "jobs": jobs, "out": str(tmp_path)}
+    campaign = load_campaign(task="pwc", methods=["nn", "caffnet-ff"], seeds=[1], **settings)
+    with pytest.raises(DivergedError, match=r"not a finite number since epoch \d: lower learning_rate") as caught:
+        run_campaign(campaign)
+    assert caught.value.__notes__ == ["The run was pwc paper nn seed 1.", "Failed too: pwc paper caffnet-ff seed 1."]
+    kept = load_campaign(task="pwc", methods=["nn"], seeds=[1], keep="best", **settings)
+    (record,) = run_campaign(kept)  # its first weights are numbers
+    assert record["training"]["history"]["loss"][-1] is None
+    write_report([tmp_path], tmp_path / "report")  # which has gaps, but is there
+
+
+def test_a_run_that_was_asked_for_twice_is_done_once(tmp_path):
+    campaign = load_campaign(task="pwc", methods=["nn"], seeds=[1, 1], epochs=1, out=str(tmp_path))
+    assert len(run_campaign(campaign)) == 1
+    assert len(read_records(tmp_path)) == 1
+
+
+def test_of_two_processes_with_the_same_run_one_writes(tmp_path):
+    config = resolve("pwc", "nn", 1, settings={"epochs": 2})
+
+    def meanwhile(tick: Tick) -> None:
+        if not read_records(tmp_path):
+            run_one(config, tmp_path)
+
+    record = run_one(config, tmp_path, on_tick=meanwhile)
+    assert record == read_record(tmp_path / "records" / f"{config.name}.json")
+
+
+def test_ctrl_c_stops_all_processes(tmp_path):
+    arguments = [sys.executable, "-m", "caffnet.cli", "run", "pwc", "--method", "nn", "--epochs", "100000"]
+    arguments += ["--jobs", "2", "--checkpoint-seconds", "0.1", "--out", str(tmp_path)]
+    process = subprocess.Popen(
+        arguments,
+        env=environment(),
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 120
+    while not list(tmp_path.rglob("*.safetensors")) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert told.strip() == "Stopped. The same command goes on from the last checkpoints."
+    saved = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.safetensors")}
+    assert 1 <= len(saved) <= 2
+    time.sleep(1.0)
+    assert saved == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.safetensors")}
+
+
+def test_mistakes_on_the_command_line_have_answers(tmp_path):
+    (tmp_path / "file").write_bytes(b"\xff\xfe")
+    for options, told in (
+        (["--seed", "-1"], "seed must be in [0, 2**32), got -1"),
+        (["--config", str(tmp_path)], "cannot be read"),
+        (["--config", str(tmp_path / "file")], "is not valid TOML"),
+        (["--out", str(tmp_path / "file")], "out must be a folder"),
+        (["--checkpoint-seconds", "nan"], "checkpoint_seconds must be at least 0, got nan"),
+    ):
+        done = CliRunner().invoke(app, ["run", "pwc", "--method", "nn", "--quick", *options])
+        assert done.exit_code == 2, options
+        assert told in done.stderr
+
+
 # ---------------------------------------------------------------------------------------------------- broken files
 
 
@@ -247,6 +317,9 @@ def test_a_broken_record_is_named(tmp_path):
     path.write_text("{}")
     with pytest.raises(RecordError, match="not a record of this program"):
         read_records(tmp_path)
+    path.write_text(json.dumps({"format": "caffnet-record-1", "config": {}, "training": {}, "evaluation": {}}))
+    with pytest.raises(RecordError, match="is incomplete: it has no curves, finished"):
+        read_records(path.parent)
 
 
 def test_history_is_thinned():

@@ -3,9 +3,9 @@
 import sys
 
 from caffnet.experiments import cbf
+from caffnet.experiments.campaign import run_campaign
 from caffnet.experiments.config import load_campaign
 from caffnet.experiments.distributed import process_group
-from caffnet.experiments.run import run_campaign
 
 if __name__ == "__main__":
     cbf.TRAIN_STEPS, cbf.TEST_STEPS = 3, 3

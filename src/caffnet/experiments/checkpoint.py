@@ -61,12 +61,12 @@ class Checkpoint:
             raise CheckpointError(f"{path} is damaged or truncated ({error}). {advice}") from None
         if header.get("format") != FORMAT:
             raise CheckpointError(f"{path} is not a checkpoint of this program. {advice}")
-        if header["digest"] != digest:
+        if header.get("digest") != digest:
             raise CheckpointError(
-                f"{path} belongs to another run: its settings have the fingerprint {header['digest']}, "
+                f"{path} belongs to another run: its settings have the fingerprint {header.get('digest')}, "
                 f"this run's {digest}. {advice}"
             )
-        if _checksum(tensors) != header["checksum"]:
+        if _checksum(tensors) != header.get("checksum"):
             raise CheckpointError(f"{path} is damaged: its checksum is wrong. {advice}")
         return cls(digest, tensors, json.loads(header["progress"]))
 

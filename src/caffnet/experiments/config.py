@@ -109,6 +109,11 @@ class RunConfig:
         return f"{self.task}-{self.protocol}-{self.method}-seed{self.seed}-{self.digest}"
 
     @property
+    def label(self) -> str:
+        """The run in words."""
+        return f"{self.task} {self.protocol} {self.method} seed {self.seed}"
+
+    @property
     def trained(self) -> RunConfig:
         """The run whose weights this one evaluates: a post-hoc projection trains nothing, it takes the soft network."""
         return dataclasses.replace(self, method="nn") if self.method == "post-hoc" else self
@@ -149,15 +154,18 @@ class Campaign:
         for name in ("jobs", "threads"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        if not self.checkpoint_seconds >= 0:
+            raise ConfigError(f"checkpoint_seconds must be at least 0, got {self.checkpoint_seconds}.")
 
     @property
     def runs(self) -> list[RunConfig]:
-        """Every run, seed by seed."""
+        """Every run once, seed by seed."""
         _choose("task", self.task, TASKS)
         seeds = self.seeds or (SEEDS[self.task][:1] if self.quick else SEEDS[self.task])
         methods = self.methods or METHODS[self.task]
         settings = {"epochs": QUICK_EPOCHS[self.task], **self.settings} if self.quick else self.settings
-        return [resolve(self.task, method, seed, self.protocol, settings) for seed in seeds for method in methods]
+        runs = (resolve(self.task, method, seed, self.protocol, settings) for seed in seeds for method in methods)
+        return list(dict.fromkeys(runs))
 
 
 def resolve(
@@ -207,6 +215,8 @@ def resolve(
         if not math.isfinite(value) or value < least:
             wanted = f"at least {least}" if math.isfinite(value) else "finite"
             raise ConfigError(f"{name} must be {wanted}, got {value}.")
+    if not 0 <= config.seed < 2**32:
+        raise ConfigError(f"seed must be in [0, 2**32), got {config.seed}.")
     if config.adjoint and config.task != "cbf":
         raise ConfigError(f"adjoint limits gradients in a rollout, which only cbf has, got task {config.task}.")
     if not 0 <= config.dropout < 1:
@@ -293,7 +303,9 @@ def load_campaign(path: str | Path | None = None, default_device: str = "cpu", /
             written = tomllib.loads(Path(path).read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise ConfigError(f"There is no config file {path}.") from None
-        except tomllib.TOMLDecodeError as error:
+        except OSError as error:
+            raise ConfigError(f"The config file {path} cannot be read: {error.strerror}.") from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ConfigError(f"{path} is not valid TOML: {error}.") from None
     written |= {key: value for key, value in options.items() if value is not None}
     of_campaign = {f.name: f for f in dataclasses.fields(Campaign) if f.name != "settings"}

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from caffnet.experiments.campaign import OnDone, OnTick
 from caffnet.experiments.config import RunConfig
 from caffnet.experiments.training import Tick
-
-OnTick = Callable[[RunConfig, Tick], None]
-OnDone = Callable[[RunConfig, dict[str, Any]], None]
 
 #: The number that a run is judged by.
 HEADLINE = {"pwc": ("mse", "MSE"), "opt": ("objective", "objective"), "cbf": ("cost", "cost")}
@@ -59,5 +57,4 @@ def describe(config: RunConfig, record: dict[str, Any]) -> str:
     key, label = HEADLINE[config.task]
     found = record["evaluation"]
     worst = max(found[kind]["max"] for kind in ("inequality", "equality") if kind in found)
-    run = f"{config.task} {config.protocol} {config.method} seed {config.seed}"
-    return f"{run}: {label} {found[key]:.6g}, worst violation {worst:.1e}"
+    return f"{config.label}: {label} {found[key]:.6g}, worst violation {worst:.1e}"

@@ -20,8 +20,16 @@ from typing import Any
 FORMAT = "caffnet-record-1"
 
 
+#: What a record must say for a report.
+PARTS = ("config", "training", "evaluation", "curves", "finished")
+
+
 class RecordError(ValueError):
     """A record cannot be read, or would be written twice."""
+
+
+class RecordExists(RecordError):
+    """A record would be written twice."""
 
 
 def record_path(out: Path, name: str) -> Path:
@@ -33,7 +41,7 @@ def write_record(path: Path, record: dict[str, Any]) -> None:
     """Add a record. One that exists is never replaced.
 
     Raises:
-        RecordError: there is one already.
+        RecordExists: there is one already.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -45,7 +53,7 @@ def write_record(path: Path, record: dict[str, Any]) -> None:
             os.fsync(file.fileno())
         os.link(temporary, path)  # fails if the record exists, unlike a rename
     except FileExistsError:
-        raise RecordError(f"{path} exists: records are never replaced. Delete it to run again.") from None
+        raise RecordExists(f"{path} exists: records are never replaced. Delete it to run again.") from None
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -66,8 +74,18 @@ def read_record(path: Path) -> dict[str, Any]:
 
 
 def read_records(out: Path) -> list[dict[str, Any]]:
-    """All records below a folder, in the order of their names."""
-    return [read_record(path) for path in sorted(out.rglob("records/*.json"))]
+    """All records below a folder, in the order of their names; the folder may be called ``records`` itself.
+
+    Raises:
+        RecordError: one is not a record, or incomplete.
+    """
+    found = []
+    for path in sorted(path for path in out.rglob("*.json") if path.parent.name == "records"):
+        record = read_record(path)
+        if absent := [part for part in PARTS if part not in record]:
+            raise RecordError(f"{path} is incomplete: it has no {', '.join(absent)}.")
+        found.append(record)
+    return found
 
 
 def read_timings(folders: Iterable[Path]) -> list[dict[str, Any]]:

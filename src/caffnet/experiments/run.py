@@ -5,12 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import datetime
-import importlib.metadata
-import multiprocessing
-import os
-import platform
-from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +13,14 @@ import torch
 from torch import nn
 
 from caffnet.experiments.cbf import DrivingProblem
-from caffnet.experiments.config import Campaign, ConfigError, RunConfig
-from caffnet.experiments.distributed import Group, process_group, started_by_torchrun
+from caffnet.experiments.config import ConfigError, RunConfig
+from caffnet.experiments.distributed import Group
 from caffnet.experiments.models import build_model
 from caffnet.experiments.opt import SolverProblem, solve_with_ipopt
 from caffnet.experiments.problem import Problem, time_forward
+from caffnet.experiments.provenance import machine, versions
 from caffnet.experiments.pwc import PiecewiseProblem
-from caffnet.experiments.records import read_record, record_path, rounded, thin, write_record
+from caffnet.experiments.records import RecordExists, read_record, record_path, rounded, thin, write_record
 from caffnet.experiments.training import COST, PENALTY, WORST, Tick, Trained, train
 from caffnet.model import CAffNet
 
@@ -33,8 +29,6 @@ PROBLEMS: dict[str, Callable[[int], Problem]] = {
     "opt": SolverProblem,
     "cbf": DrivingProblem,
 }
-
-LIBRARIES = ("caffnet", "torch", "numpy", "numba", "casadi", "safetensors")
 
 
 def default_device() -> str:
@@ -90,7 +84,10 @@ def run_one(
         "finished": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
     if group.leads:
-        write_record(path, record)
+        try:
+            write_record(path, record)
+        except RecordExists:  # someone did the same run meanwhile: that one counts
+            record = read_record(path)
     group.wait()
     return record
 
@@ -154,161 +151,3 @@ def _solve(config: RunConfig, problem: Problem) -> dict[str, Any]:
     answers, milliseconds = solve_with_ipopt(problem)
     metrics = problem.evaluate_points(answers).metrics | {"test_ms": milliseconds}
     return {"training": None, "evaluation": metrics, "curves": {}}
-
-
-# ---------------------------------------------------------------------------------------------------- many runs
-
-
-def run_campaign(
-    campaign: Campaign,
-    on_tick: Callable[[RunConfig, Tick], None] | None = None,
-    on_done: Callable[[RunConfig, dict[str, Any]], None] | None = None,
-) -> list[dict[str, Any]]:
-    """All runs of a campaign, `jobs` at a time, and their records in the order of the runs.
-
-    A post-hoc run waits for the soft network that it projects. If a run fails the others go on; then the first error is
-    raised.
-    """
-    out = Path(campaign.out)
-    runs = campaign.runs
-    if started_by_torchrun():
-        return _run_together(campaign, runs, out, on_tick, on_done)
-    if campaign.jobs == 1:
-        torch.set_num_threads(campaign.threads)
-        records = []
-        for config in _soft_first(runs):
-            tell = None if on_tick is None else lambda tick, config=config: on_tick(config, tick)
-            record = run_one(config, out, every=campaign.checkpoint_seconds, on_tick=tell)
-            if on_done is not None:
-                on_done(config, record)
-            records.append(record)
-        return records
-    return _run_in_parallel(campaign, runs, out, on_tick, on_done)
-
-
-def _soft_first(runs: list[RunConfig]) -> list[RunConfig]:
-    """Post-hoc runs last: their weights are then there."""
-    return sorted(runs, key=lambda config: config.method == "post-hoc")
-
-
-def _run_together(
-    campaign: Campaign,
-    runs: list[RunConfig],
-    out: Path,
-    on_tick: Callable[[RunConfig, Tick], None] | None,
-    on_done: Callable[[RunConfig, dict[str, Any]], None] | None,
-) -> list[dict[str, Any]]:
-    """One run after the other, each in all processes."""
-    torch.set_num_threads(campaign.threads)
-    records = []
-    with process_group(runs[0].device) as group:
-        for config in _soft_first(runs):
-            tell = None if on_tick is None else lambda tick, config=config: on_tick(config, tick)
-            record = run_one(config, out, every=campaign.checkpoint_seconds, on_tick=tell, group=group)
-            if on_done is not None and group.leads:
-                on_done(config, record)
-            records.append(record)
-    return records
-
-
-def _run_in_parallel(
-    campaign: Campaign,
-    runs: list[RunConfig],
-    out: Path,
-    on_tick: Callable[[RunConfig, Tick], None] | None,
-    on_done: Callable[[RunConfig, dict[str, Any]], None] | None,
-) -> list[dict[str, Any]]:
-    """One process per run; ticks come back through a queue."""
-    context = multiprocessing.get_context("spawn")
-    by_name = {config.name: config for config in runs}
-    done: dict[str, dict[str, Any]] = {}
-    failure: BaseException | None = None
-    with context.Manager() as manager:
-        queue = manager.Queue()
-        setup = (campaign.threads, os.getpid(), queue)
-        with ProcessPoolExecutor(campaign.jobs, mp_context=context, initializer=_set_up, initargs=setup) as pool:
-            for wave in _waves(runs):
-                waiting = {pool.submit(_work, config, out, campaign.checkpoint_seconds): config for config in wave}
-                while waiting:
-                    finished, _ = wait(waiting, timeout=0.2, return_when=FIRST_COMPLETED)
-                    while not queue.empty():
-                        name, tick = queue.get()
-                        if on_tick is not None:
-                            on_tick(by_name[name], tick)
-                    for future in finished:
-                        config = waiting.pop(future)
-                        failure = _collect(future, config, done, on_done) or failure
-    if failure is not None:
-        raise failure
-    return [done[config.name] for config in runs]
-
-
-def _waves(runs: list[RunConfig]) -> Iterator[list[RunConfig]]:
-    for late in (False, True):
-        wave = [config for config in runs if (config.method == "post-hoc") == late]
-        if wave:
-            yield wave
-
-
-def _collect(
-    future: Future[dict[str, Any]],
-    config: RunConfig,
-    done: dict[str, dict[str, Any]],
-    on_done: Callable[[RunConfig, dict[str, Any]], None] | None,
-) -> BaseException | None:
-    error = future.exception()
-    if error is None:
-        done[config.name] = future.result()
-        if on_done is not None:
-            on_done(config, done[config.name])
-    return error
-
-
-_worker: dict[str, Any] = {}
-
-
-def _set_up(threads: int, parent: int, queue: Any) -> None:
-    torch.set_num_threads(threads)
-    _worker.update(parent=parent, queue=queue)
-
-
-def _work(config: RunConfig, out: Path, every: float) -> dict[str, Any]:
-    def tell(tick: Tick) -> None:
-        if os.getppid() != _worker["parent"]:
-            os._exit(1)  # the parent was killed: leave the run to whoever starts it again
-        _worker["queue"].put((config.name, tick))
-
-    return run_one(config, out, every=every, on_tick=tell)
-
-
-# ---------------------------------------------------------------------------------------------------- where it ran
-
-
-def versions() -> dict[str, str]:
-    """Of everything that has a say in the numbers."""
-    found = {"python": platform.python_version()}
-    for name in LIBRARIES:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
-
-
-def machine() -> dict[str, Any]:
-    """The processor, and how much of it was used."""
-    return {
-        "system": platform.system(),
-        "processor": _processor(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-    }
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()

@@ -1,7 +1,8 @@
 """T_train and T_test of all methods side by side.
 
-Long runs share the machine with others, so the times in their records cannot be compared. Here one epoch of every
-method is timed in turn, round after round: what disturbs one disturbs them all, and the medians can be divided.
+Long runs share the machine with others, so the times in their records cannot be compared. Here one epoch and one test
+of every method are timed in turn, round after round: what disturbs one disturbs them all, and the medians can be
+divided.
 """
 
 from __future__ import annotations
@@ -13,12 +14,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import nn
+
 from caffnet.experiments.config import METHODS, SEEDS, TASKS, ConfigError, resolve
 from caffnet.experiments.models import build_model
 from caffnet.experiments.opt import SolverProblem, solve_with_ipopt
-from caffnet.experiments.problem import synchronise, time_forward
+from caffnet.experiments.problem import Problem, synchronise
+from caffnet.experiments.provenance import machine, versions
 from caffnet.experiments.records import write_record
-from caffnet.experiments.run import build_problem, machine, versions
+from caffnet.experiments.run import build_problem
 from caffnet.experiments.training import epochs_of
 
 WARM_UP = 2
@@ -39,7 +44,7 @@ def time_methods(
         task: the experiment.
         protocol: of the settings; the seed is the first of the paper's.
         out: folder of the records.
-        rounds: epochs of each method that are timed.
+        rounds: epochs, and tests, of each method that are timed.
         device: where to run.
         on_step: told what is timed now.
     """
@@ -47,30 +52,26 @@ def time_methods(
         raise ConfigError(f"task must be one of {', '.join(TASKS)}, got {task!r}.")
     seed, tell = SEEDS[task][0], on_step or (lambda _: None)
     rows = [name for name in METHODS[task] if name != "post-hoc"]  # which is the soft network until it is evaluated
-    problems, models, steps = {}, {}, {}
+    problems: dict[str, Problem] = {}
+    steps: dict[str, dict[str, Callable[[], float]]] = {"train_ms": {}, "test_ms": {}}
     for name in rows:
         config = resolve(task, name, seed, protocol, {"device": device, "epochs": rounds + WARM_UP})
-        problems[name] = build_problem(config)
-        if name != "ipopt":
-            models[name] = build_model(config, problems[name])
-            steps[name] = epochs_of(config, problems[name], models[name])
-    train: dict[str, list[float]] = {name: [] for name in models}
-    for turn in range(rounds + WARM_UP):
-        for name in models:
-            tell(f"{name}: epoch {turn + 1} of {rounds + WARM_UP}")
-            seconds = _timed(steps[name], problems[name])
-            if turn >= WARM_UP:
-                train[name].append(1e3 * seconds)
-    found: dict[str, dict[str, float | None]] = {}
-    for name in rows:
-        tell(f"{name}: test")
-        problem = problems[name]
+        problem = problems[name] = build_problem(config)
         if isinstance(problem, SolverProblem) and name == "ipopt":
-            found[name] = {"train_ms": None, "test_ms": solve_with_ipopt(problem)[1]}
+            steps["test_ms"][name] = lambda problem=problem: solve_with_ipopt(problem)[1]
             continue
-        models[name].eval()
-        test = time_forward(problem.forward_for_timing(models[name]), problem.test.device)
-        found[name] = {"train_ms": statistics.median(train[name]), "test_ms": test}
+        model = build_model(config, problem)
+        steps["train_ms"][name] = _timed(epochs_of(config, problem, model), problem)
+        steps["test_ms"][name] = _timed(_test(problem, model), problem)
+    found: dict[str, dict[str, float | None]] = {name: {"train_ms": None, "test_ms": None} for name in rows}
+    for kind, what in (("train_ms", "epoch"), ("test_ms", "test")):
+        times: dict[str, list[float]] = {name: [] for name in steps[kind]}
+        for turn in range(rounds + WARM_UP):
+            for name, step in steps[kind].items():
+                tell(f"{name}: {what} {turn + 1} of {rounds + WARM_UP}")
+                times[name].append(step())
+        for name, measured in times.items():
+            found[name][kind] = statistics.median(measured[WARM_UP:])
     finished = datetime.datetime.now(datetime.UTC)
     record = {
         "name": f"{task}-{protocol}",
@@ -87,9 +88,26 @@ def time_methods(
     return record
 
 
-def _timed(step: Callable[[], None], problem: Any) -> float:
-    synchronise(problem.train.device)
-    start = time.perf_counter()
-    step()
-    synchronise(problem.train.device)
-    return time.perf_counter() - start
+def _test(problem: Problem, model: nn.Module) -> Callable[[], Any]:
+    """One test of the whole test set, without gradients."""
+    forward = problem.forward_for_timing(model)
+
+    def run() -> None:
+        model.eval()
+        with torch.no_grad():
+            forward()
+
+    return run
+
+
+def _timed(step: Callable[[], Any], problem: Problem) -> Callable[[], float]:
+    """The same, telling how many milliseconds it took."""
+
+    def measured() -> float:
+        synchronise(problem.train.device)
+        start = time.perf_counter()
+        step()
+        synchronise(problem.train.device)
+        return 1e3 * (time.perf_counter() - start)
+
+    return measured

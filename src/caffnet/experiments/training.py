@@ -58,6 +58,10 @@ class Trained:
     best_epoch: int
 
 
+class DivergedError(RuntimeError):
+    """The weights that would be evaluated are no numbers."""
+
+
 class _Step(nn.Module):
     """The loss as a module, so that DistributedDataParallel sees one forward pass per step, rollouts included."""
 
@@ -76,6 +80,12 @@ class _Run:
         if group.size > 1 and config.batch_norm:
             raise ConfigError(
                 "BatchNorm needs the whole batch in one process: run without torchrun, or batch_norm=false."
+            )
+        left = len(problem.train) % config.batch if config.batch else 0
+        if 0 < left < group.size:
+            raise ConfigError(
+                f"With batch {config.batch} the last of {len(problem.train)} samples are {left}, too few for "
+                f"{group.size} processes: choose another batch."
             )
         self.config, self.problem, self.model, self.group = config, problem, model, group
         self.device = problem.train.device
@@ -168,6 +178,7 @@ class _Run:
 
     def finish(self) -> Trained:
         """Put the weights to be evaluated into the model."""
+        self.refuse_no_numbers()
         best = self.keeps_best and bool(self.best)
         if best:
             self.model.load_state_dict(self.best)
@@ -175,6 +186,17 @@ class _Run:
         mean = 1e3 * self.warm_seconds / self.warm_epochs if self.warm_epochs else None
         epoch = self.best_epoch if best else self.config.epochs
         return Trained(self.history.cpu(), mean, self.seconds, self.starts, epoch)
+
+    def refuse_no_numbers(self) -> None:
+        """Stop if there is nothing left to evaluate: the weights are no numbers, and none before are kept."""
+        if self.best or all(bool(weight.isfinite().all()) for weight in self.model.parameters()):
+            return
+        lost = (~self.history[: self.epoch].isfinite().all(-1)).nonzero()
+        since = f"epoch {int(lost[0])}" if len(lost) else "the last epoch"
+        raise DivergedError(
+            f"The loss is not a finite number since {since}: lower learning_rate ({self.config.learning_rate:g}), "
+            "limit gradients (clip), or keep the best weights (keep=best)."
+        )
 
     # -------------------------------------------------------------------------------------------- saved and restored
 
@@ -271,6 +293,7 @@ def train(
 
     Raises:
         CheckpointError: there is a checkpoint that cannot be used.
+        DivergedError: the weights are no numbers.
     """
     run = _Run(config, problem, model, Group() if group is None else group)
     if path.exists():
@@ -287,8 +310,10 @@ def train(
         last = run.epoch == config.epochs
         if not run.group.leads:
             continue
-        if on_tick is not None and (last or now - shown > TICK):
-            on_tick(run.tick())
+        if last or now - shown > TICK:
+            run.refuse_no_numbers()
+            if on_tick is not None:
+                on_tick(run.tick())
             shown = now
         if last or now - saved > every:
             run.snapshot().write(path)
