@@ -14,7 +14,7 @@ from caffnet.experiments.config import load_campaign, parse_settings, resolve
 from caffnet.experiments.records import RecordError, write_record
 from caffnet.experiments.report import write_report
 from caffnet.experiments.report.claims import claims_table
-from caffnet.experiments.report.figures import figures, save
+from caffnet.experiments.report.figures import figures, learned_functions, save
 from caffnet.experiments.report.formats import as_csv, as_latex, as_markdown, cell_text, number
 from caffnet.experiments.report.groups import group_records, main_groups, mean_and_spread
 from caffnet.experiments.report.published import PAPER
@@ -97,10 +97,26 @@ def test_the_papers_numbers_stand_beside_ours(everything):
         "CAffNet-FF, dropout on",
         "CAffNet-FF, paper",
     ]
-    assert cell_text(table.rows[0][2]) == cell_text(table.rows[1][2]) == "-0.3494 (0.4995)"
+    assert cell_text(table.rows[0][3]) == cell_text(table.rows[1][3]) == "-0.3494 (0.4995)"
     assert table.quiet == {1, 4, 7}
     assert all(len(row) == len(table.columns) for row in table.rows)
     assert cell_text(table.rows[0][-1]) == "70/80"
+
+
+def test_the_true_max_is_the_largest_of_all_seeds():
+    runs = [with_violation(make_record("pwc", "nn", seed), violation) for seed, violation in ((1, 0.0), (3, 0.2))]
+    table = results_table(group_records(runs), "pwc", "paper")
+    row = dict(zip(table.columns, map(cell_text, table.rows[0]), strict=True))
+    assert (row["viol. true max"], row["Epochs"]) == ("0.2000", "50000")
+
+
+def test_all_methods_are_drawn_with_the_same_seed():
+    groups = group_records(
+        [make_record("pwc", m, s) for m, seeds in (("nn", (1, 3)), ("hardnet", (3, 6))) for s in seeds]
+    )
+    figure = learned_functions(groups)
+    assert figure is not None
+    assert [ax.get_title().split(":")[0] for ax in figure.axes] == ["NN, seed 3", "HardNet, seed 3"]
 
 
 def test_other_settings_make_another_row():
@@ -146,8 +162,8 @@ def test_a_younger_setting_had_its_default():
 def test_formats_agree(everything):
     groups = [group for group in group_records(everything) if group.task == "pwc"]
     table = results_table(groups, "pwc", "paper")
-    assert "| *NN, paper* | *five* | *0.0045 (0.0057)* |" in as_markdown(table)
-    assert r"\textit{NN, paper} & \textit{five} & \textit{0.0045 (0.0057)}" in as_latex(table)
+    assert "| *NN, paper* | *five* | *50000* | *0.0045 (0.0057)* |" in as_markdown(table)
+    assert r"\textit{NN, paper} & \textit{five} & \textit{50000} & \textit{0.0045 (0.0057)}" in as_latex(table)
     rows = list(csv.DictReader(as_csv(table).splitlines()))
     assert [row["Method"] for row in rows][:2] == ["NN", "NN, paper"]
     assert (rows[1]["MSE"], rows[1]["MSE std"]) == ("0.0045", "0.0057")
@@ -305,6 +321,11 @@ def test_claims_about_violations():
     assert verdicts(solvers, "opt")[broken].startswith("does not hold")
 
 
+def test_quick_runs_decide_no_claim():
+    quick = [make_record("pwc", method, 1, epochs=200) for method in ("caffnet-ff", "caffnet-tf")]
+    assert verdicts(quick, "pwc")["Both CAffNets satisfy all constraints."].startswith("open: no runs")
+
+
 def test_claims_compare_on_common_seeds_and_equal_settings():
     """In opt a seed is a problem: a mean over other seeds says nothing."""
     nearest, gaps = (
@@ -321,7 +342,7 @@ def test_claims_compare_on_common_seeds_and_equal_settings():
     assert verdicts(others, "opt", "fair")[nearest] == "open: no runs of NN"
     elsewhere = [*others, make_record("opt", "nn", 5, "fair", 0.0)]
     assert verdicts(elsewhere, "opt", "fair")[nearest] == "open: no runs with the same seeds"
-    shorter = [*others, make_record("opt", "nn", 1, "fair", 0.0, epochs=9)]
+    shorter = [*others, make_record("opt", "nn", 1, "fair", 0.0, epochs=900)]
     assert verdicts(shorter, "opt", "fair")[nearest] == "open: no runs with the same settings"
     unsolved = [r for r in records if r["config"]["method"] != "ipopt"]
     assert verdicts(unsolved, "opt", "fair")[nearest] == "open: no runs of IPOPT with these seeds"
@@ -373,8 +394,8 @@ def test_claims_about_losses():
     assert verdicts(records, "pwc")[later].startswith("does not hold")
     records[-1]["training"]["history"]["loss"][1] = None  # not finite
     assert verdicts(records, "pwc")[later].startswith("does not hold: CAffNet-FF inf")
-    short = [make_record("pwc", method, 1, epochs=0) for method in ("nn", "hardnet", "caffnet-tf", "caffnet-ff")]
-    assert verdicts(short, "pwc")[start] == "open: no runs of 1 epochs"
+    short = [make_record("pwc", method, 1, epochs=300) for method in ("nn", "hardnet", "caffnet-tf", "caffnet-ff")]
+    assert verdicts(short, "pwc")[later] == "open: no runs of 4000 epochs"
 
 
 def test_claims_about_driving():

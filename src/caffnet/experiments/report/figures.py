@@ -46,6 +46,7 @@ STYLE: Any = {
 }
 #: The seeds that the paper draws.
 FIGURE_SEED = {"pwc": 6, "cbf": 10}
+LEAST_GAP = 0.1  # of a loss summed over 1000 samples: what lies below is solved
 DPI = 200
 
 Drawing = Callable[[list[Group]], Figure | None]
@@ -56,8 +57,9 @@ def figures(groups: list[Group]) -> dict[str, tuple[str, Figure]]:
     if not groups:
         return {}
     task = groups[0].task
+    told = "Training loss above the lowest of all methods with the same seed" if task == "opt" else "Training loss"
     wanted: list[tuple[str, str, Drawing]] = [
-        ("loss", f"Training loss, first {FIRST_EPOCHS} epochs: median over seeds, range shaded.", training_loss)
+        ("loss", f"{told}, first {FIRST_EPOCHS} epochs: median over seeds, range shaded.", training_loss)
     ]
     if task == "pwc":
         caption = "Learned functions and the feasible region (white). Thin lines: the other seeds."
@@ -104,7 +106,7 @@ def learned_functions(groups: list[Group]) -> Figure | None:
     figure = Figure(figsize=(3.5 * columns, 2.5 * lines), layout="constrained")
     axes = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False).ravel()
     for ax, group in zip(axes, shown, strict=False):
-        main = _drawn_record(group)
+        main = _drawn_record(group, shown)
         curves = main["curves"]
         x, low, high = curves["x"], curves["lower"], curves["upper"]
         bottom, top = min(low) - 1.0, max(high) + 1.0
@@ -137,39 +139,48 @@ def learned_functions(groups: list[Group]) -> Figure | None:
 
 
 def training_loss(groups: list[Group]) -> Figure | None:
-    """Loss against epochs, logarithmic where it is positive."""
+    """Loss against epochs; in opt, where every seed is another problem, above the lowest loss seen with that seed."""
     shown = [g for g in groups if g.records[0]["training"] and g.records[0]["training"]["history"]["epoch"]]
     shown = [group for group in shown if group.method != "post-hoc"]
     if not shown:
         return None
+    relative = shown[0].task == "opt"
+    lowest = _lowest_losses(shown) if relative else {}
     figure = Figure(figsize=(6.0, 3.0), layout="constrained")
     ax = figure.subplots()
-    lowest = math.inf
     for group in shown:
-        histories = [record["training"]["history"] for record in group.records]
-        count = sum(epoch < FIRST_EPOCHS for epoch in histories[0]["epoch"])
-        epochs = histories[0]["epoch"][:count]
-        columns = list(zip(*(history["loss"][:count] for history in histories), strict=True))
+        curves = {record["config"]["seed"]: _loss_curve(record) for record in group.records}
+        epochs = sorted(set.intersection(*(set(curve) for curve in curves.values())))
+        above = [[curve[epoch] - lowest.get(seed, 0.0) for seed, curve in curves.items()] for epoch in epochs]
         colour = COLOURS[group.method]
-        if len(histories) > 1:
-            ax.fill_between(
-                epochs, [min(c) for c in columns], [max(c) for c in columns], color=colour, alpha=0.15, lw=0
-            )
-        ax.plot(
-            epochs, [statistics.median(c) for c in columns], color=colour, label=TITLES[group.method], linewidth=1.2
-        )
-        lowest = min(lowest, *(value for column in columns for value in column))
-    if lowest > 0:
-        ax.set_yscale("log")
-    else:
-        decade = math.ceil(math.log10(max(1.0, -lowest)))  # linear as far down as it goes
-        ax.set_yscale("symlog", linthresh=10**decade)
-        ax.set_yticks([-(10**decade), 0, *(10**d for d in range(decade, decade + 9) if 10**d <= ax.get_ylim()[1])])
+        if len(curves) > 1:
+            ax.fill_between(epochs, [min(v) for v in above], [max(v) for v in above], color=colour, alpha=0.15, lw=0)
+        middle = [statistics.median(v) for v in above]
+        ax.plot(epochs, middle, color=colour, label=TITLES[group.method], linewidth=1.2)
+    ax.set_yscale("log")
+    if relative:
+        ax.set_ylim(bottom=LEAST_GAP)
     ax.set_xlim(left=0)
     ax.set_xlabel("Epoch")
-    ax.set_ylabel("Training loss (sum over samples)")
+    ax.set_ylabel("Training loss above the lowest" if relative else "Training loss (sum over samples)")
     figure.legend(loc="outside right upper")
     return figure
+
+
+def _loss_curve(record: dict[str, Any]) -> dict[int, float]:
+    """The loss by epoch; where it was no number, not a number."""
+    history = record["training"]["history"]
+    pairs = zip(history["epoch"], history["loss"], strict=True)
+    return {epoch: math.nan if loss is None else loss for epoch, loss in pairs if epoch < FIRST_EPOCHS}
+
+
+def _lowest_losses(groups: list[Group]) -> dict[int, float]:
+    """Of every seed, over all methods and epochs."""
+    found: dict[int, float] = {}
+    for record in (record for group in groups for record in group.records):
+        losses = [loss for loss in record["training"]["history"]["loss"] if loss is not None]
+        found[record["config"]["seed"]] = min([*losses, found.get(record["config"]["seed"], math.inf)])
+    return found
 
 
 # ---------------------------------------------------------------------------------------------------- opt
@@ -225,7 +236,7 @@ def trajectories(groups: list[Group]) -> Figure | None:
     ax.add_patch(Circle((0, 0), scene["goal_radius"], facecolor="none", edgecolor="black", linewidth=0.9, zorder=4))
     ax.annotate("goal", (0, 0), xytext=(4, 9), textcoords="offset points", fontsize=8)
     for group in shown:
-        main = _drawn_record(group)
+        main = _drawn_record(group, shown)
         colour = COLOURS[group.method]
         for record in group.records:
             path = record["curves"]["states"]
@@ -256,7 +267,7 @@ def control_inputs(groups: list[Group]) -> Figure | None:
     figure = Figure(figsize=(max(2.3 * len(shown) + 0.4, 3.6), 3.2), layout="constrained")  # the legend needs 3.6
     axes = figure.subplots(2, len(shown), sharex=True, sharey="row", squeeze=False)
     for column, group in enumerate(shown):
-        record = _drawn_record(group)
+        record = _drawn_record(group, shown)
         curves = record["curves"]
         time = [i * curves["dt"] for i in range(len(curves["inputs"]))]
         for k, (name, limits) in enumerate(zip(("$v$ (m/s)", "$\\omega$ (rad/s)"), curves["limits"], strict=True)):
@@ -281,10 +292,12 @@ def control_inputs(groups: list[Group]) -> Figure | None:
 # ---------------------------------------------------------------------------------------------------- shared
 
 
-def _drawn_record(group: Group) -> dict[str, Any]:
-    """The seed that the paper draws, else the first."""
+def _drawn_record(group: Group, shown: list[Group]) -> dict[str, Any]:
+    """The seed that the paper draws, if all methods have it; else the first that all have, else the method's first."""
+    shared = set.intersection(*(set(other.seeds) for other in shown)) or set(group.seeds)
     wanted = FIGURE_SEED.get(group.task)
-    return next((r for r in group.records if r["config"]["seed"] == wanted), group.records[0])
+    seed = wanted if wanted in shared else min(shared)
+    return next(record for record in group.records if record["config"]["seed"] == seed)
 
 
 def _outcome(record: dict[str, Any]) -> str:

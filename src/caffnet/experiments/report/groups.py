@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Iterable
 from typing import Any
 
-from caffnet.experiments.config import METHODS, PROTOCOLS, TASKS, RunConfig, resolve
+from caffnet.experiments.config import PROTOCOLS, TASKS, RunConfig, resolve
 
 TITLES = {
     "ipopt": "IPOPT",
@@ -140,8 +140,3 @@ def mean_and_spread(values: list[float]) -> tuple[float | None, float | None]:
     if not values:
         return None, None
     return math.fsum(values) / len(values), statistics.stdev(values) if len(values) > 1 else None
-
-
-def paper_rows(task: str) -> tuple[str, ...]:
-    """The rows of the paper's table."""
-    return METHODS[task]

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from caffnet.experiments.config import EPOCHS
 from caffnet.experiments.report.groups import TITLES, Group, commands, mean_and_spread
 from caffnet.experiments.report.published import PAPER
 
@@ -98,14 +99,20 @@ PROTOCOL_NOTES = {
 }
 OUR_NOTES = {
     "pwc": "Equal parameter counts; null-space head starting at zero; feed-forward networks are smooth (SiLU).",
-    "opt": "Equal parameter counts; null-space head starting at zero; learning rate 1e-3, going to zero.",
+    "opt": "Equal parameter counts; null-space head starting at zero and learning at a tenth of the rate; learning "
+    "rate 1e-3, going to zero.",
     "cbf": "Learning rate 2e-3, going to zero; batches of 50; limited gradients. CAffNet has no null-space head, so "
     "half the parameters of the others.",
 }
 MEASURES = (
     "Mean over seeds, sample standard deviation in brackets. “Mean of max” is what the paper calls “Max”: the mean "
-    "over samples of the largest row; “true max” is the largest of all, “strict” with strict=True and in exact "
-    "arithmetic. Times are warm and synchronised; T_train is per epoch, T_test for the whole test set."
+    "over samples of the largest row; “true max” is the largest of all rows, samples and seeds, “strict” with "
+    "strict=True and in exact arithmetic. Times are warm and synchronised; T_train is per epoch, T_test for the whole "
+    "test set."
+)
+DRIVES = (
+    "“Arrived”: within 0.1 m of the goal in the 10 s of the test; “arrival” is when, of the seeds that arrive within "
+    "15 s, the time they train for."
 )
 
 DROPOUT = "The paper's feed-forward rows were measured with dropout still on."
@@ -114,7 +121,6 @@ DROPOUT = "The paper's feed-forward rows were measured with dropout still on."
 def results_table(groups: list[Group], task: str, protocol: str) -> Table:
     """One row per method and setting, each followed by the paper's row where there is one."""
     columns = COLUMNS[task]
-    zeros = task in PAPER
     rows: list[tuple[Cell, ...]] = []
     quiet: set[int] = set()
     told: set[str] = set()
@@ -126,10 +132,11 @@ def results_table(groups: list[Group], task: str, protocol: str) -> Table:
             told.add(group.method)
             quiet.add(len(rows))
             rows.append(_published(task, group.method, columns))
-    labels = ("Method", "Seeds", *(label for _, label in columns), *(("Exactly 0",) if zeros else ()))
+    labels = ("Method", "Seeds", "Epochs", *(label for _, label in columns), "Exactly 0")
     if task == "cbf":
         labels = (*labels, "Arrived", "Collided")
     notes = [PROTOCOL_NOTES[protocol], *([OUR_NOTES[task]] if protocol == "ours" else []), MEASURES]
+    notes += [DRIVES] if task == "cbf" else []
     notes += [DROPOUT] if any(group.values("dropout_on.objective") for group in groups) else []
     note = " ".join(notes)
     title = f"{NAMES[task]} ({task}, protocol “{protocol}”)"
@@ -139,10 +146,12 @@ def results_table(groups: list[Group], task: str, protocol: str) -> Table:
 def _measured(group: Group, columns: list[tuple[str, str]], variant: str = "") -> tuple[Cell, ...]:
     title = group.title + (", dropout on" if variant else "")
     seeds = Cell(text=" ".join(map(str, group.seeds)))
-    cells = [Cell(text=title), seeds]
+    epochs = EMPTY if group.method == "ipopt" else Cell(text=str(group.epochs))
+    cells = [Cell(text=title), seeds, epochs]
     for key, _ in columns:
-        kept = key in ("train_ms",) or not variant
-        cells.append(Cell(*mean_and_spread(group.values(key if kept else variant + key))))
+        values = group.values(key if key == "train_ms" else variant + key)
+        largest = key.endswith(".max")
+        cells.append(Cell(max(values, default=None)) if largest else Cell(*mean_and_spread(values)))
     kinds = [kind for kind in ("inequality", "equality") if group.values(f"{variant}{kind}.entries")]
     zeros = sum(sum(group.values(f"{variant}{kind}.exact_zeros")) for kind in kinds)
     entries = sum(sum(group.values(f"{variant}{kind}.entries")) for kind in kinds)
@@ -155,9 +164,13 @@ def _measured(group: Group, columns: list[tuple[str, str]], variant: str = "") -
 
 def _published(task: str, method: str, columns: list[tuple[str, str]]) -> tuple[Cell, ...]:
     known = PAPER[task][method]
-    cells = [Cell(text=f"{TITLES[method]}, paper"), Cell(text="five")]
+    cells = [Cell(text=f"{TITLES[method]}, paper"), Cell(text="five"), _published_epochs(task, method)]
     cells += [Cell(*known[key]) if key in known else EMPTY for key, _ in columns]
     return (*cells, EMPTY, *((EMPTY, EMPTY) if task == "cbf" else ()))
+
+
+def _published_epochs(task: str, method: str) -> Cell:
+    return EMPTY if method == "ipopt" else Cell(text=str(EPOCHS[task]))
 
 
 def gap_table(groups: list[Group], protocol: str) -> Table | None:
@@ -212,8 +225,8 @@ def speed_table(timings: Sequence[dict[str, Any]]) -> Table | None:
         return None
     columns = ("Run", "T_train (ms)", "times the NN's", "T_test (ms)", "times faster than IPOPT")
     note = (
-        "Medians, one epoch of every method in turn (`caffnet time`): the ratios hold on a busy machine too. The "
-        "times in the tables above come from long runs, several at once. IPOPT is casadi's, one parametric solver. "
+        "Medians, one epoch or test of every method in turn (`caffnet time`): the ratios hold on a busy machine too. "
+        "The times in the tables above come from long runs, several at once. IPOPT is casadi's, one parametric solver. "
         "T_test of cbf is a whole drive of 100 calls."
     )
     return Table("speed", "Speed", note, columns, tuple(rows))

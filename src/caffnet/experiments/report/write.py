@@ -30,6 +30,9 @@ def write_report(folders: Sequence[Path], out: Path, markdown_to: Path | None = 
     Raises:
         RecordError: there are no records, or one cannot be read.
     """
+    for folder in folders:
+        if not folder.is_dir():
+            raise RecordError(f"There is no folder {folder}: name one with records, or do a run (caffnet run pwc).")
     records = [record for folder in folders for record in read_records(folder)]
     if not records:
         raise RecordError(f"No records below {', '.join(map(str, folders))}: do a run first (caffnet run pwc --quick).")
@@ -74,17 +77,16 @@ def write_report(folders: Sequence[Path], out: Path, markdown_to: Path | None = 
         write(f"tables/{table.name}.csv", as_csv(table))
     write("report.md", "\n".join(markdown))
     if markdown_to is not None:
-        written += _publish("\n".join(markdown), out, markdown_to)
+        written += _publish("\n".join(markdown), [path for path in written if path.suffix == ".png"], markdown_to)
     write("report.tex", "\n".join(latex))
     write("report.html", build_page(sections, last, records))
     return written
 
 
-def _publish(markdown: str, out: Path, target: Path) -> list[Path]:
+def _publish(markdown: str, shown: list[Path], target: Path) -> list[Path]:
     """The Markdown alone with the figures that it shows, for a folder of documentation."""
     folder = target.parent / "figures" / target.stem
     folder.mkdir(parents=True, exist_ok=True)
-    shown = sorted((out / "figures").glob("*.png"))
     for path in shown:
         shutil.copyfile(path, folder / path.name)
     target.write_text(markdown.replace("](figures/", f"](figures/{target.stem}/") + "\n", encoding="utf-8")
