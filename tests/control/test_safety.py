@@ -108,6 +108,28 @@ def test_high_order_barrier_stops_a_mass_at_a_wall():
     assert path.states[..., -1, 0].min() > 0.9
 
 
+def test_system_takes_the_number_type_of_the_state_and_keeps_gradients():
+    gain = torch.tensor([[0.0], [2.0]], requires_grad=True)
+    pull = torch.tensor([0.0, -1.0], requires_grad=True)
+    system = ControlAffine(2, 1, drift=lambda x: pull.expand_as(x), actuation=lambda x: gain)
+    x, u = torch.zeros(4, 2, dtype=torch.float64), torch.ones(4, 1, dtype=torch.float64)
+    velocity = system.velocity(x, u)
+    assert torch.equal(velocity, torch.tensor([0.0, 1.0], dtype=torch.float64).expand(4, 2))
+    velocity.sum().backward()
+    assert gain.grad is not None and torch.equal(gain.grad, torch.full((2, 1), 4.0))
+    assert pull.grad is not None and torch.equal(pull.grad, torch.full((2,), 4.0))
+    rows = BarrierConstraint(system, InsideBox([-1.0, -1.0], [1.0, 1.0]))(x)
+    assert rows.A.dtype == rows.upper.dtype == torch.float64
+
+
+@pytest.mark.parametrize("shape", [(2,), (1, 2), (5, 2)])
+def test_rollout_gives_every_state_its_input(shape):
+    path = rollout(Unicycle(), lambda x: torch.ones(shape), torch.zeros(5, 3), 4, 0.1)
+    one = rollout(Unicycle(), lambda x: torch.ones(2), torch.zeros(3), 4, 0.1)
+    assert torch.equal(path.inputs, torch.ones(5, 4, 2))
+    torch.testing.assert_close(path.states, one.states.expand(5, 5, 3))
+
+
 def test_rk4_is_of_fourth_order():
     robot, x, u = Unicycle(), torch.zeros(3, dtype=torch.float64), torch.tensor([1.0, 1.0], dtype=torch.float64)
     exact = torch.tensor([math.sin(1.0), 1 - math.cos(1.0), 1.0], dtype=torch.float64)
@@ -171,6 +193,14 @@ def test_wrap_angle_range():
         (lambda: HighOrder(CIRCLES, Unicycle()), "Unicycle has no drift"),
         (lambda: linear(-1.0), "slope must be positive"),
         (lambda: rollout(Unicycle(), UnicyclePID(), torch.zeros(3), 0, 0.1), "steps >= 1"),
+        (
+            lambda: rollout(Unicycle(), lambda x: torch.ones(1), torch.zeros(5, 3), 4, 0.1),
+            r"return inputs of shape \(5, 2\) or \(2,\), got \(1,\)",
+        ),
+        (
+            lambda: rollout(Unicycle(), lambda x: torch.ones(4, 2), torch.zeros(5, 3), 4, 0.1),
+            r"return inputs of shape \(5, 2\) or \(2,\), got \(4, 2\)",
+        ),
         (lambda: PID([1.0], [1.0, 2.0], [1.0], 0.1), "three gains, got 1, 2 and 1"),
         (lambda: PID([1.0], [1.0], [1.0], 0.0), "dt must be positive"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 
@@ -72,14 +73,15 @@ def rollout(
 
     Args:
         system: the dynamics.
-        policy: ``x -> u``. One with memory may have a ``reset()``, which is called first.
+        policy: ``x -> u``; an input ``(n_u,)`` is that of all states. One with memory may have a ``reset()``, which is
+            called first.
         start: initial states, ``(..., n_x)``.
         steps: number of inputs.
         dt: time between inputs.
         integrate: one step of the dynamics.
 
     >>> from caffnet.control import Unicycle
-    >>> path = rollout(Unicycle(), lambda x: torch.ones(5, 2), torch.zeros(5, 3), steps=10, dt=0.1)
+    >>> path = rollout(Unicycle(), lambda x: torch.ones(2), torch.zeros(5, 3), steps=10, dt=0.1)
     >>> path.states.shape, path.inputs.shape
     (torch.Size([5, 11, 3]), torch.Size([5, 10, 2]))
     """
@@ -89,7 +91,16 @@ def rollout(
         policy.reset()  # type: ignore[attr-defined]
     states, inputs = [start], []
     for _ in range(steps):
-        u = policy(states[-1])
+        u = _for_every_state(policy(states[-1]), states[-1], system.n_u)
         inputs.append(u)
         states.append(integrate(system, states[-1], u, dt))
     return Trajectory(torch.stack(states, -2), torch.stack(inputs, -2))
+
+
+def _for_every_state(u: Tensor, x: Tensor, n_u: int) -> Tensor:
+    """The inputs ``(..., n_u)`` at the states x ``(..., n_x)``; one that all states share is broadcast."""
+    shape = (*x.shape[:-1], n_u)
+    if u.shape[-1:] == (n_u,):
+        with contextlib.suppress(RuntimeError):
+            return u.expand(shape)
+    raise ConstraintError(f"The policy must return inputs of shape {shape} or ({n_u},), got {tuple(u.shape)}.")

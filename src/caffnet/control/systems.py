@@ -20,6 +20,8 @@ class ControlAffine:
         drift: ``f: (..., n_x) -> (..., n_x)``; None if nothing moves without input.
         actuation: ``g: (..., n_x) -> (..., n_x, n_u)``.
 
+    What both return is used in the number type and on the device of the state.
+
     >>> pendulum = ControlAffine(
     ...     2, 1,
     ...     drift=lambda x: torch.stack([x[..., 1], torch.sin(x[..., 0])], -1),
@@ -42,16 +44,16 @@ class ControlAffine:
     def velocity(self, x: Tensor, u: Tensor) -> Tensor:
         """``dx/dt`` at x ``(..., n_x)`` under u ``(..., n_u)``."""
         self._check(x, u)
-        moved = (self.actuation(x) @ u.unsqueeze(-1)).squeeze(-1)
-        return moved if self.drift is None else moved + self.drift(x)
+        moved = (self.actuation(x).to(x) @ u.unsqueeze(-1)).squeeze(-1)
+        return moved if self.drift is None else moved + self.drift(x).to(x)
 
     def along_drift(self, gradient: Tensor, x: Tensor) -> Tensor | None:
         r"""$L_f h = \nabla h \cdot f$, ``(..., k)``, from gradients ``(..., k, n_x)``; None without drift."""
-        return None if self.drift is None else (gradient @ self.drift(x).unsqueeze(-1)).squeeze(-1)
+        return None if self.drift is None else (gradient @ self.drift(x).to(x).unsqueeze(-1)).squeeze(-1)
 
     def along_input(self, gradient: Tensor, x: Tensor) -> Tensor:
         r"""$L_g h = \nabla h \, g$, ``(..., k, n_u)``, from gradients ``(..., k, n_x)``."""
-        return gradient @ self.actuation(x)
+        return gradient @ self.actuation(x).to(x)
 
     def _check(self, x: Tensor, u: Tensor) -> None:
         for name, value, size in (("x", x, self.n_x), ("u", u, self.n_u)):
