@@ -84,6 +84,42 @@ def test_polytopes_are_the_union_of_their_sides():
         torch.testing.assert_close(together[1][:, j : j + 1], gradient)
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.stack([x[0] - x[1], x[2]]),
+        lambda x: torch.stack([x[..., 0] - x[..., 1], x[..., 2]], -1),
+    ],
+    ids=["of one state", "of a batch"],
+)
+def test_functions_of_one_state_and_of_a_batch_are_the_same_barrier(function):
+    barrier, x = FunctionBarrier(function), states(4, 7)
+    expected = torch.stack([x[..., 0] - x[..., 1], x[..., 2]], -1)
+    assert torch.equal(barrier(x), expected)
+    assert torch.equal(barrier.evaluate(x)[0], expected)
+    assert torch.equal(Stack(barrier, barrier)(x), torch.cat([expected, expected], -1))
+    torch.testing.assert_close(Union(barrier)(x), Union(barrier).evaluate(x)[0])
+    assert barrier(states(0)).shape == barrier.evaluate(states(0))[0].shape == (0, 2)
+
+
+@pytest.mark.parametrize("function", [lambda x: x[0], lambda x: x[..., 0]], ids=["of one state", "of a batch"])
+def test_a_single_function_needs_no_last_axis(function):
+    barrier, x = FunctionBarrier(function, names=["first"]), states(4, 7)
+    value, gradient = barrier.evaluate(x)
+    assert torch.equal(value, x[..., :1]) and torch.equal(barrier(x), value)
+    assert torch.equal(barrier(x[0, 0]), value[0, 0])
+    assert torch.equal(gradient, torch.tensor([[1.0, 0.0, 0.0]], dtype=x.dtype).expand(4, 7, 1, 3))
+
+
+def test_a_barrier_without_its_last_axis_is_refused():
+    class Height(Barrier):
+        def __call__(self, x):
+            return x[..., 1]
+
+    with pytest.raises(ConstraintError, match=r"Height must give shape \(k,\) for one state, got \(\): .*unsqueeze"):
+        Height().evaluate(states(5))
+
+
 def test_names():
     assert BARRIERS["box"].names == ("x0 <= 1", "x1 <= 2", "x2 <= 3", "x0 >= -1", "x1 >= -2")
     assert BARRIERS["stack"].names is not None

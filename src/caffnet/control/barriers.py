@@ -41,25 +41,33 @@ class Barrier:
 
         def twice(state: Tensor) -> tuple[Tensor, Tensor]:
             value = self(state)
+            if value.ndim != 1:
+                raise ConstraintError(
+                    f"{type(self).__name__} must give shape (k,) for one state, got {tuple(value.shape)}: "
+                    "a single function needs a last axis of size 1, as of h.unsqueeze(-1)."
+                )
             return value, value
 
         flat = x.reshape(-1, x.shape[-1])
         gradient, value = torch.func.vmap(torch.func.jacrev(twice, has_aux=True))(flat)
         batch = x.shape[:-1]
-        return value.reshape(*batch, -1), gradient.reshape(*batch, *gradient.shape[1:])
+        return value.reshape(*batch, *value.shape[1:]), gradient.reshape(*batch, *gradient.shape[1:])
 
 
 class FunctionBarrier(Barrier):
     """Any function as a barrier.
 
     Args:
-        function: ``(n_x,) -> (k,)`` or ``(..., n_x) -> (..., k)``, made of torch operations.
+        function: ``(n_x,) -> (k,)``, or ``(n_x,) -> ()`` for a single one, made of torch operations. It is given one
+            state at a time, batches by ``torch.func.vmap``; so ``(..., n_x) -> (..., k)`` will do as well.
         names: one label per function.
 
-    >>> slow = FunctionBarrier(lambda x: 1.0 - x[..., 2:].square().sum(-1, keepdim=True), names=["speed"])
+    >>> slow = FunctionBarrier(lambda x: 1.0 - x[2].square(), names=["speed"])
     >>> value, gradient = slow.evaluate(torch.tensor([0.0, 0.0, 0.5]))
     >>> value, gradient
     (tensor([0.7500]), tensor([[ 0.,  0., -1.]]))
+    >>> slow(torch.zeros(4, 5, 3)).shape
+    torch.Size([4, 5, 1])
     """
 
     def __init__(self, function: Callable[[Tensor], Tensor], names: Sequence[str] | None = None):
@@ -68,7 +76,10 @@ class FunctionBarrier(Barrier):
 
     def __call__(self, x: Tensor) -> Tensor:
         """``h(x)``, ``(..., k)``."""
-        return self.function(x)
+        if x.ndim == 1:
+            return torch.atleast_1d(self.function(x))
+        value = torch.func.vmap(self)(x.reshape(-1, x.shape[-1]))
+        return value.reshape(*x.shape[:-1], *value.shape[1:])
 
 
 class InsidePolytope(Barrier):
