@@ -27,7 +27,7 @@ from caffnet.control import (
     saturating,
     wrap_angle,
 )
-from caffnet.errors import ConstraintError
+from caffnet.errors import ConstraintError, InfeasibleError
 
 LIMITS = AffineSet.box(torch.tensor([-0.1, -1.0], dtype=torch.float64), torch.tensor([1.0, 1.0], dtype=torch.float64))
 CIRCLES = OutsideCircles([[2.0, 0.1], [4.0, -0.5]], [0.5, 0.4])
@@ -106,6 +106,29 @@ def test_high_order_barrier_stops_a_mass_at_a_wall():
     path = rollout(mass, SafetyFilter(lambda x: torch.ones_like(x[..., :1]), safe), torch.zeros(3, 2), 200, 0.05)
     assert wall(path.states).min() >= 0
     assert path.states[..., -1, 0].min() > 0.9
+
+
+def test_high_order_barrier_takes_the_place_of_the_one_that_the_input_does_not_reach():
+    mass, circle = DoubleIntegrator(2), OutsideCircles([[0.0, 0.0]], [1.0])
+    x = torch.tensor([[-1.2, 0.0, 1.5, 0.0], [-3.0, 0.0, 0.0, 0.0]])  # fast towards the circle, at rest
+
+    def safe(barrier):
+        return SafetyFilter(lambda x: torch.zeros(2), BarrierConstraint(mass, barrier))
+
+    raised = HighOrder(circle, mass)
+    assert safe(raised)(x)[0, 0] < 0
+    for filtered in (safe(circle), safe(Stack(circle, raised)).project):
+        with pytest.raises(InfeasibleError, match=r"does not reach circle 0: .*use HighOrder\(") as told:
+            filtered(x)
+        assert told.value.samples == [(0,)] and len(told.value.conflicts) == 1
+
+
+@pytest.mark.parametrize("upper", [-1.0, -math.inf])
+def test_other_conflicts_do_not_speak_of_high_order(upper):
+    limits = AffineSet.inequality([[1.0, 0.0]], [upper]) & AffineSet.box(0.0, 1.0, dim=2)
+    with pytest.raises(InfeasibleError) as told:
+        SafetyFilter(lambda x: torch.zeros(2), lambda x: limits)(torch.zeros(3))
+    assert "HighOrder" not in str(told.value)
 
 
 def test_system_takes_the_number_type_of_the_state_and_keeps_gradients():

@@ -10,6 +10,7 @@ one row per function: ``-L_g h(x) u <= L_f h(x) + α(h(x))``.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from caffnet.constraints import AffineSet
 from caffnet.control.barriers import Barrier
 from caffnet.control.systems import ControlAffine
-from caffnet.errors import ConstraintError
+from caffnet.errors import ConstraintError, InfeasibleError
 from caffnet.layer import CAffine
 from caffnet.projection import Projection
 
@@ -103,7 +104,8 @@ class HighOrder(Barrier):
     """A barrier that the input reaches only through the drift, raised by one order: ``L_f h + α(h)``.
 
     If ``L_g h = 0`` everywhere (a position limit on a mass that is moved by forces) the rows of h say nothing about
-    the input. Keeping ``ψ = L_f h + α(h) >= 0`` keeps ``h >= 0``, and the input acts on ψ. Stack it with h itself.
+    the input. Keeping ``ψ = L_f h + α(h) >= 0`` keeps ``h >= 0``, and the input acts on ψ. Use it in place of h, not
+    beside it: the row of h is ``0 u <= ψ``, which every input satisfies or none. Start where h and ψ are both >= 0.
 
     Args:
         barrier: functions with ``L_g h = 0``.
@@ -152,16 +154,40 @@ class SafetyFilter(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The safe input ``(..., n_u)`` at the states x ``(..., n_x)``."""
-        return self.layer(self.policy(x), x=x)
+        return self._filter(self.layer, x)
 
     def project(self, x: Tensor) -> Projection:
         """As `forward`, with the evidence: whether the filter had to act, and which rows stopped it."""
-        return self.layer.project(self.policy(x), x=x)
+        return self._filter(self.layer.project, x)
 
     def reset(self) -> None:
         """Start a new rollout: forwarded to a policy with memory."""
         if hasattr(self.policy, "reset"):
             self.policy.reset()  # type: ignore[attr-defined]
+
+    def _filter(self, answer: Callable[..., Any], x: Tensor) -> Any:
+        try:
+            return answer(self.policy(x), x=x)
+        except InfeasibleError as error:
+            raise explain(error) from None
+
+
+def explain(error: InfeasibleError) -> InfeasibleError:
+    """The same error; where the input does not reach a barrier, it says so.
+
+    A conflict has ``Σ μ_i a_i = 0``: if it is one row, that row is zero, ``L_g h = 0``. A bound at the wrong infinity
+    is a conflict by itself, whatever its row.
+    """
+    single = [told for told in error.conflicts if told.proven and len(told.rows) == 1 and math.isfinite(told.gap)]
+    names = ", ".join(sorted({told.names[0] for told in single}))
+    if not names:
+        return error
+    return InfeasibleError(
+        f"{error}\nThe input does not reach {names}: the row is zero (L_g h = 0), and no input can help. "
+        "If it acts only through the drift, use HighOrder(barrier, system) in place of the barrier.",
+        error.samples,
+        error.conflicts,
+    )
 
 
 def _check_positive(**values: float) -> None:
