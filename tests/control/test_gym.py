@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from caffnet import AffineSet
-from caffnet.control import BarrierConstraint, OutsideCircles, Unicycle
-from caffnet.errors import ConstraintError
+from caffnet import AffineSet, Status
+from caffnet.control import BarrierConstraint, ControlAffine, DoubleIntegrator, InsideBox, OutsideCircles, Unicycle
+from caffnet.errors import ConstraintError, InfeasibleError
 
 gymnasium = pytest.importorskip("gymnasium")
 
@@ -80,3 +80,84 @@ def test_steps_need_an_episode():
         environment().step(UPPER)
     with pytest.raises(ConstraintError, match="call reset"):
         safe_environment().step(UPPER)
+
+
+def safe_speed(speed: float, limit: float, **options):
+    """dv/dt = u with ``|u| <= limit`` and a barrier ``|v| <= 1``, started at `speed`."""
+    from caffnet.control.gym import ControlEnv, SafeActions
+
+    # The actuation is float32, as a user writes it; the environment computes in float64.
+    system, slow = ControlAffine(1, 1, None, lambda x: torch.tensor([[1.0]])), InsideBox([-1.0], [1.0])
+    env = ControlEnv(system, lambda rng: np.array([speed]), lambda x, u: 0.0, np.array([-limit]), np.array([limit]))
+    safe = SafeActions(env, BarrierConstraint(system, slow), **options)
+    safe.reset(seed=0)
+    return safe
+
+
+@pytest.mark.parametrize(
+    ("limit", "taken"),
+    [
+        (0.05, 0.05),  # the limit stops it
+        (2.0, 0.1),  # the barrier does: u <= 1 - 0.9
+        (np.inf, 0.1),
+    ],
+)
+def test_the_action_told_is_the_action_taken(limit, taken):
+    seen, *_, info = safe_speed(0.9, limit).step(np.array([5.0]))
+    np.testing.assert_allclose(info["action"], [taken], rtol=1e-12)
+    np.testing.assert_allclose(seen, 0.9 + 0.1 * info["action"], rtol=1e-12)
+    assert info["filtered"] and info["status"] == Status.PROJECTED
+
+
+def test_a_safe_action_passes_unchanged():
+    *_, info = safe_speed(0.0, 0.5).step(np.array([0.3]))
+    assert info["action"].tolist() == [0.3]
+    assert not info["filtered"] and info["status"] == Status.INSIDE
+
+
+def test_what_the_limits_make_impossible_is_not_hidden():
+    with pytest.raises(InfeasibleError, match=r"x0 <= 1 .*action 0 \(lower bound"):
+        safe_speed(3.0, 0.5).step(np.array([0.3]))
+    seen, *_, info = safe_speed(3.0, 0.5, on_infeasible="nearest").step(np.array([0.3]))
+    assert info["action"].tolist() == [-0.5]
+    assert info["filtered"] and info["status"] == Status.INFEASIBLE
+    np.testing.assert_allclose(seen, 3.0 - 0.1 * 0.5, rtol=1e-12)
+
+
+def test_limits_of_other_environments_count():
+    from caffnet.control.gym import SafeActions
+
+    env = SafeActions(gymnasium.make("Pendulum-v1"), lambda x: AffineSet.box(-7.0, 7.0, dim=1))
+    env.reset(seed=0)
+    *_, info = env.step(np.array([9.0]))
+    assert info["action"].tolist() == [2.0]
+
+
+def test_a_barrier_that_the_action_does_not_reach_is_named():
+    from caffnet.control.gym import ControlEnv, SafeActions
+
+    mass, wall = DoubleIntegrator(1), InsideBox([-np.inf, -np.inf], [1.0, np.inf])
+    env = ControlEnv(mass, lambda rng: np.array([0.0, 2.0]), lambda x, u: 0.0, np.array([-1.0]), np.array([1.0]))
+    safe = SafeActions(env, BarrierConstraint(mass, wall))
+    safe.reset(seed=0)
+    with pytest.raises(InfeasibleError, match=r"does not reach x0 <= 1: .*use HighOrder\("):
+        safe.step(np.array([0.0]))
+
+
+@pytest.mark.parametrize("space", [gymnasium.spaces.Discrete(2), gymnasium.spaces.Box(-1.0, 1.0, (2, 2))], ids=str)
+def test_only_vectors_of_numbers_can_be_filtered(space):
+    from caffnet.control.gym import SafeActions
+
+    env = environment()
+    env.action_space = space
+    with pytest.raises(ConstraintError, match=r"actions in a Box of shape \(n,\), got"):
+        SafeActions(env, lambda x: AffineSet.box(0.0, 1.0, dim=2))
+
+
+@pytest.mark.parametrize("action", [np.array(0.3), np.array([0.3]), np.zeros((5, 2))], ids=lambda a: str(a.shape))
+@pytest.mark.parametrize("build", [environment, safe_environment])
+def test_actions_of_another_shape_are_refused(build, action):
+    env = build()
+    env.reset(seed=0)
+    with pytest.raises(ConstraintError, match=r"The action must have shape \(2,\), got"):
+        env.step(action)

@@ -11,10 +11,12 @@ from torch import Tensor
 
 from caffnet.constraints import AffineSet
 from caffnet.control.barriers import Barrier
+from caffnet.control.safety import explain
 from caffnet.control.simulation import rk4
 from caffnet.control.systems import ControlAffine
-from caffnet.errors import ConstraintError
-from caffnet.projection import project
+from caffnet.errors import ConstraintError, InfeasibleError
+from caffnet.problem import Status
+from caffnet.projection import Projection, project
 
 try:
     import gymnasium
@@ -65,11 +67,11 @@ class ControlEnv(gymnasium.Env[np.ndarray, np.ndarray]):
         return self._x.numpy().copy(), self._info()
 
     def step(self, action: np.ndarray):
-        """Apply the input, saturated to its limits, for one time step."""
+        """Apply the input ``(n_u,)``, saturated to its limits, for one time step."""
         if self._left <= 0:
             raise ConstraintError("The episode is over, or none was started: call reset() first.")
         space = self.action_space
-        u = np.clip(np.asarray(action, dtype=np.float64), space.low, space.high)  # type: ignore[attr-defined]
+        u = np.clip(_as_action(action, self.system.n_u), space.low, space.high)  # type: ignore[attr-defined]
         reward = -float(self.cost(self._x.numpy().copy(), u))
         self._x = rk4(self.system, self._x, torch.from_numpy(u), self.dt)
         self._left -= 1
@@ -83,13 +85,18 @@ class ControlEnv(gymnasium.Env[np.ndarray, np.ndarray]):
 class SafeActions(gymnasium.Wrapper[np.ndarray, np.ndarray, np.ndarray, np.ndarray]):
     """Replaces every action by the nearest one that satisfies the constraints at the present observation.
 
+    The limits of the action space count as constraints: an action that the environment saturates is no longer the safe
+    one. A wrapper that changes actions, such as ``ClipAction``, belongs around this one, not inside.
+
     Args:
-        env: any environment with box observations and actions.
+        env: any environment with box observations and actions ``(n,)``.
         constraint: ``state -> AffineSet`` over the actions, such as a `BarrierConstraint`.
         state: turns an observation into the state; the observation itself if None.
         **options: as in `caffnet.project`.
 
-    ``info["action"]`` holds the action taken and ``info["filtered"]`` tells whether it differs from the agent's.
+    ``info["action"]`` holds the action taken, ``info["filtered"]`` tells whether it differs from the agent's, and
+    ``info["status"]`` is its `Status`. Where no action within the limits is safe, an `InfeasibleError` is raised, or
+    with ``on_infeasible="nearest"`` the point of least violation is taken, saturated to the limits.
     """
 
     def __init__(
@@ -100,6 +107,14 @@ class SafeActions(gymnasium.Wrapper[np.ndarray, np.ndarray, np.ndarray, np.ndarr
         **options: Any,
     ):
         super().__init__(env)
+        space = env.action_space
+        if not isinstance(space, gymnasium.spaces.Box) or len(space.shape) != 1:
+            raise ConstraintError(
+                f"SafeActions needs actions in a Box of shape (n,), got {space}: "
+                "an affine set holds vectors of numbers. Wrap the environment so that it takes them."
+            )
+        names = [f"action {i}" for i in range(len(space.low))]
+        self.limits = AffineSet.box(space.low.astype(np.float64), space.high.astype(np.float64), names=names)
         self.constraint, self.state, self.options = constraint, state, options
         self._seen: np.ndarray | None = None
 
@@ -113,10 +128,26 @@ class SafeActions(gymnasium.Wrapper[np.ndarray, np.ndarray, np.ndarray, np.ndarr
         if self._seen is None:
             raise ConstraintError("No episode was started: call reset() first.")
         observed = self._seen if self.state is None else self.state(self._seen)
-        wanted = torch.as_tensor(np.asarray(action, dtype=np.float64))
-        with torch.no_grad():
-            allowed = self.constraint(torch.as_tensor(np.asarray(observed, dtype=np.float64)))
-            taken = project(wanted, allowed, **self.options).value
-        self._seen, reward, terminated, truncated, info = self.env.step(taken.numpy())
-        told = {**info, "action": taken.numpy(), "filtered": not torch.equal(taken, wanted)}
+        wanted = _as_action(action, self.limits.n)
+        answer = self._filter(torch.from_numpy(wanted), torch.as_tensor(np.asarray(observed, dtype=np.float64)))
+        # Rounding and the point of least violation may leave the limits: the environment would saturate them unseen.
+        taken = answer.value.clamp(self.limits.lower, self.limits.upper).numpy()
+        self._seen, reward, terminated, truncated, info = self.env.step(taken)
+        status = Status(int(answer.status))
+        told = {**info, "action": taken, "filtered": not np.array_equal(taken, wanted), "status": status}
         return self._seen, reward, terminated, truncated, told
+
+    @torch.no_grad()
+    def _filter(self, wanted: Tensor, observed: Tensor) -> Projection:
+        try:
+            return project(wanted, self.constraint(observed) & self.limits, **self.options)
+        except InfeasibleError as error:
+            raise explain(error) from None
+
+
+def _as_action(action: np.ndarray, n_u: int) -> np.ndarray:
+    """The action as numbers ``(n_u,)``. Any other shape is refused: it would broadcast."""
+    numbers = np.array(action, dtype=np.float64)
+    if numbers.shape != (n_u,):
+        raise ConstraintError(f"The action must have shape ({n_u},), got {numbers.shape}.")
+    return numbers
