@@ -13,6 +13,7 @@ from caffnet.experiments import records as records_module
 from caffnet.experiments.config import load_campaign, parse_settings, resolve
 from caffnet.experiments.records import RecordError, write_record
 from caffnet.experiments.report import write_report
+from caffnet.experiments.report.aims import aims_table
 from caffnet.experiments.report.claims import claims_table
 from caffnet.experiments.report.figures import figures, learned_functions, save
 from caffnet.experiments.report.formats import as_csv, as_latex, as_markdown, cell_text, number
@@ -396,6 +397,35 @@ def test_claims_about_losses():
     assert verdicts(records, "pwc")[later].startswith("does not hold: CAffNet-FF inf")
     short = [make_record("pwc", method, 1, epochs=300) for method in ("nn", "hardnet", "caffnet-tf", "caffnet-ff")]
     assert verdicts(short, "pwc")[later] == "open: no runs of 4000 epochs"
+
+
+def test_aims():
+    strict = {"exact_inequality": {"max": 0.0}}
+    records = [make_record("opt", "ipopt", seed, value=value) for seed, value in OBJECTIVES.items()]
+    for seed, value in OBJECTIVES.items():
+        for method, gap in (("caffnet-ff", 4e-4), ("caffnet-tf", 6e-3)):
+            records.append(make_record("opt", method, seed, "ours", value=value + gap))
+            records[-1]["evaluation"]["strict"] = strict
+    timing = {
+        "task": "opt",
+        "protocol": "ours",
+        "methods": {"ipopt": {"test_ms": 99.0}, "caffnet-ff": {"test_ms": 1.0}},
+    }
+
+    def told(timings=(timing,)) -> dict[str, str]:
+        table = aims_table(group_records(records), timings, "opt")
+        assert table is not None
+        column = table.columns.index("protocol “ours”")
+        return {cell_text(row[0]): cell_text(row[column]) for row in table.rows}
+
+    safe, ff, tf, fast = told()
+    assert told()[safe] == "holds: largest violation 1.0e-16, of inequalities with strict 0"
+    assert told()[ff] == "holds: largest distance 0.0004"
+    assert told()[tf] == "does not hold: largest distance 0.0060"
+    assert told()[fast] == "does not hold: 99.00 times"
+    assert told([])[fast].startswith("open")
+    records[-1]["evaluation"]["strict"] = {"exact_inequality": {"max": 1e-20}}
+    assert told()[safe].startswith("does not hold")
 
 
 def test_claims_about_driving():

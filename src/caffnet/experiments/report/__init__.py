@@ -3,6 +3,8 @@
 published   the numbers of the paper
 groups      records of one method and one setting, over seeds
 tables      the three tables, beside the paper's, and the optimality gap per seed
+claims      what the paper says, judged by the records
+aims        what this library aims at, judged likewise
 formats     a table as Markdown, LaTeX, CSV or HTML
 figures     the figures, as matplotlib draws them
 page        everything in one self-contained HTML file

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from caffnet.experiments.config import PROTOCOLS, TASKS
 from caffnet.experiments.records import RecordError, read_records, read_timings
+from caffnet.experiments.report.aims import aims_table
 from caffnet.experiments.report.claims import claims_table
 from caffnet.experiments.report.figures import figures, save
 from caffnet.experiments.report.formats import as_csv, as_latex, as_markdown
@@ -52,8 +53,8 @@ def write_report(folders: Sequence[Path], out: Path, markdown_to: Path | None = 
         tables = _tables(groups, task)
         if not tables:
             continue
-        claims = claims_table(groups, timings, task)
-        tables += [] if claims is None else [claims]
+        judged = (claims_table(groups, timings, task), aims_table(groups, timings, task))
+        tables += [table for table in judged if table is not None]
         markdown += [f"## {NAMES[task]}", ""]
         pictures: list[tuple[str, bytes]] = []
         for table in tables:

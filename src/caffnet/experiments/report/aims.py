@@ -1,0 +1,84 @@
+"""What this library aims at in the experiments, and whether the records agree; judged as the claims of the paper are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from caffnet.experiments.report.claims import BOTH, SATISFIED, Claim, Evidence, Missing, Verdict, judge
+from caffnet.experiments.report.formats import number
+from caffnet.experiments.report.groups import TITLES, Group
+from caffnet.experiments.report.tables import Table
+
+
+def _exact(seen: Evidence) -> Verdict:
+    """With ``strict`` no inequality is broken in exact arithmetic; without, all rows hold to rounding."""
+    strict, usual = 0.0, 0.0
+    for method in seen.methods:
+        found = seen.groups[method].values("strict.exact_inequality.max")
+        if not found:
+            raise Missing(f"no strict runs of {TITLES[method]}")
+        strict, usual = max(strict, *found), max(usual, *seen.largest(method))
+    told = f"largest violation {number(usual)}, of inequalities with strict {number(strict)}"
+    return strict == 0.0 and usual <= SATISFIED, told
+
+
+def _at_most(column: str, limit: float, mean: bool = False) -> Callable[[Evidence], Verdict]:
+    """A figure of every seed, or its mean over seeds, of every method."""
+
+    def check(seen: Evidence) -> Verdict:
+        told, holds = [], True
+        for method in seen.methods:
+            values = seen.values(method, column)
+            figure = sum(values) / len(values) if mean else max(values)
+            holds = holds and figure <= limit
+            told.append(f"{TITLES[method]} {'' if mean else 'at most '}{number(figure)}")
+        return holds, ", ".join(told)
+
+    return check
+
+
+def _equals_ipopt(decimals: int) -> Callable[[Evidence], Verdict]:
+    def check(seen: Evidence) -> Verdict:
+        (method,) = seen.methods
+        gap = max(seen.gaps(method))
+        return gap < 0.5 * 10**-decimals, f"largest distance {number(gap)}"
+
+    return check
+
+
+def _ratio(kind: str, over: str, under: str, wanted: Callable[[float], bool]) -> Callable[[Evidence], Verdict]:
+    """How many times longer one method takes than another."""
+
+    def check(seen: Evidence) -> Verdict:
+        ratio = seen.time(over, kind) / seen.time(under, kind)
+        return wanted(ratio), f"{number(ratio)} times"
+
+    return check
+
+
+_SAFE = Claim("CAffNets break nothing; exactly, with strict.", BOTH, _exact)
+AIMS: dict[str, tuple[Claim, ...]] = {
+    "pwc": (_SAFE, Claim("The MSE of both CAffNets is at most 0.0012.", BOTH, _at_most("mse", 0.0012, mean=True))),
+    "opt": (
+        _SAFE,
+        Claim("CAffNet-FF equals IPOPT to 3 decimals with every seed.", ("caffnet-ff",), _equals_ipopt(3)),
+        Claim("CAffNet-TF equals IPOPT to 2 decimals with every seed.", ("caffnet-tf",), _equals_ipopt(2)),
+        Claim(
+            "CAffNet-FF is 100 times faster than IPOPT.",
+            (),
+            _ratio("test_ms", "ipopt", "caffnet-ff", lambda r: r >= 100),
+        ),
+    ),
+    "cbf": (
+        Claim("CAffNet-FF breaks nothing; exactly, with strict.", ("caffnet-ff",), _exact),
+        Claim("The cost is at most 7.2e5 with every seed.", ("caffnet-ff",), _at_most("cost", 7.2e5)),
+        Claim("The cost is at most 6.0e5 with every seed.", ("caffnet-ff",), _at_most("cost", 6.0e5)),
+        Claim("An epoch takes at most twice the NN's.", (), _ratio("train_ms", "caffnet-ff", "nn", lambda r: r <= 2)),
+    ),
+}
+
+
+def aims_table(groups: list[Group], timings: Sequence[dict[str, Any]], task: str) -> Table | None:
+    """What this library aims at."""
+    return judge(groups, timings, task, AIMS[task], "aims", "Aims of caffnet", "The aim")
