@@ -1,4 +1,4 @@
-"""What this library aims at in the experiments, and whether the records agree; judged as the claims of the paper are."""
+"""What this library aims at in the experiments, judged by the records as the claims of the paper are."""
 
 from __future__ import annotations
 
