@@ -70,6 +70,12 @@ MUTANTS = {
         "step = project(torch.where(known, v, 0.0)",
         "test_gradient.py::test_the_tangent_gradient_lives_where_the_exact_one_dies",
     ),
+    "the tangent step pulls w inside too": (
+        "projection.py",
+        "return direction, p if ctx.has_w",
+        "return direction, direction if ctx.has_w",
+        "test_gradient.py::test_what_pulls_f_inside_does_not_pull_w",
+    ),
     "a conflict with the wrong sign": (
         "search/dual.py",
         "-r * side, 0.0)",
