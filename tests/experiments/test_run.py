@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import caffnet
 from caffnet.cli import app
-from caffnet.experiments import cbf
+from caffnet.experiments import cbf, provenance
 from caffnet.experiments.campaign import run_campaign
 from caffnet.experiments.checkpoint import Checkpoint, CheckpointError, write_atomically
 from caffnet.experiments.config import ConfigError, load_campaign, resolve
@@ -53,6 +53,7 @@ def interrupt_at(epoch: int):
 RUNS = {
     "dropout and BatchNorm": resolve("opt", "nn", 1, settings={"epochs": 12}),
     "best weights": resolve("pwc", "caffnet-ff", 1, "ours", {"epochs": 12, "keep": "best", "learning_rate": 1e-2}),
+    "two learning rates": resolve("opt", "caffnet-tf", 1, "ours", {"epochs": 6}),
     "small batches": resolve(
         "pwc", "caffnet-tf", 3, settings={"epochs": 8, "batch": 20, "dtype": "float32", "schedule": "cosine"}
     ),
@@ -182,14 +183,34 @@ def test_seeds_in_parallel_processes_even_if_one_fails(tmp_path):
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_run_that_diverges_says_so_and_the_others_go_on(jobs: int, tmp_path):
     settings = {"epochs": 6, "learning_rate": 1e200, "jobs": jobs, "out": str(tmp_path)}
-    campaign = load_campaign(task="pwc", methods=["nn", "caffnet-ff"], seeds=[1], **settings)
+    methods = ["nn", "hardnet", "caffnet-ff"]
+    campaign = load_campaign(task="pwc", methods=methods, seeds=[1], **settings)
     with pytest.raises(DivergedError, match=r"not a finite number since epoch \d: lower learning_rate") as caught:
         run_campaign(campaign)
-    assert caught.value.__notes__ == ["The run was pwc paper nn seed 1.", "Failed too: pwc paper caffnet-ff seed 1."]
-    kept = load_campaign(task="pwc", methods=["nn"], seeds=[1], keep="best", **settings)
-    (record,) = run_campaign(kept)  # its first weights are numbers
-    assert record["training"]["history"]["loss"][-1] is None
-    write_report([tmp_path], tmp_path / "report")  # which has gaps, but is there
+    assert caught.value.__notes__ == [
+        "The run was pwc paper nn seed 1.",
+        "Failed too: pwc paper hardnet seed 1, pwc paper caffnet-ff seed 1.",
+    ]
+    kept = load_campaign(task="pwc", methods=methods, seeds=[1], keep="best", **settings)
+    for record in run_campaign(kept):  # the first weights are numbers
+        assert record["training"]["evaluated_epoch"] == 0
+        assert len(record["training"]["history"]["epoch"]) < 6  # nothing follows
+    write_report([tmp_path], tmp_path / "report")
+
+
+def test_finite_weights_without_finite_answers_are_no_result(tmp_path):
+    with pytest.raises(DivergedError, match="gives no finite numbers: lower learning_rate"):
+        run_one(resolve("pwc", "nn", 1, settings={"epochs": 1, "learning_rate": 1e60}), tmp_path)
+    assert not read_records(tmp_path)
+
+
+def test_the_record_names_the_source_as_it_was_at_the_start(monkeypatch):
+    monkeypatch.setattr(provenance, "_revision", lambda: {"revision": "abc"})
+    provenance.versions.cache_clear()
+    assert provenance.versions()["revision"] == "abc"
+    monkeypatch.setattr(provenance, "_revision", lambda: {"revision": "def"})
+    assert provenance.versions()["revision"] == "abc"
+    provenance.versions.cache_clear()
 
 
 def test_a_run_that_was_asked_for_twice_is_done_once(tmp_path):

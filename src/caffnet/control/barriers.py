@@ -59,7 +59,8 @@ class FunctionBarrier(Barrier):
 
     Args:
         function: ``(n_x,) -> (k,)``, or ``(n_x,) -> ()`` for a single one, made of torch operations. It is given one
-            state at a time, batches by ``torch.func.vmap``; so ``(..., n_x) -> (..., k)`` will do as well.
+            state at a time, batches by ``torch.func.vmap``; so ``(..., n_x) -> (..., k)`` will do as well. As usual
+            under vmap it must not draw random numbers or branch on values.
         names: one label per function.
 
     >>> slow = FunctionBarrier(lambda x: 1.0 - x[2].square(), names=["speed"])

@@ -139,8 +139,13 @@ class SafeActions(gymnasium.Wrapper[np.ndarray, np.ndarray, np.ndarray, np.ndarr
 
     @torch.no_grad()
     def _filter(self, wanted: Tensor, observed: Tensor) -> Projection:
+        safe = self.constraint(observed).to(torch.float64)
+        if safe.batch_shape:
+            raise ConstraintError(
+                f"The constraint must give one set for one state, got a batch of shape {tuple(safe.batch_shape)}."
+            )
         try:
-            return project(wanted, self.constraint(observed) & self.limits, **self.options)
+            return project(wanted, safe & self.limits, **self.options)
         except InfeasibleError as error:
             raise explain(error) from None
 

@@ -102,5 +102,5 @@ def _for_every_state(u: Tensor, x: Tensor, n_u: int) -> Tensor:
     shape = (*x.shape[:-1], n_u)
     if u.shape[-1:] == (n_u,):
         with contextlib.suppress(RuntimeError):
-            return u.expand(shape)
+            return u.to(x).expand(shape)
     raise ConstraintError(f"The policy must return inputs of shape {shape} or ({n_u},), got {tuple(u.shape)}.")

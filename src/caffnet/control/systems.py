@@ -44,7 +44,7 @@ class ControlAffine:
     def velocity(self, x: Tensor, u: Tensor) -> Tensor:
         """``dx/dt`` at x ``(..., n_x)`` under u ``(..., n_u)``."""
         self._check(x, u)
-        moved = (self.actuation(x).to(x) @ u.unsqueeze(-1)).squeeze(-1)
+        moved = (self.actuation(x).to(x) @ u.to(x).unsqueeze(-1)).squeeze(-1)
         return moved if self.drift is None else moved + self.drift(x).to(x)
 
     def along_drift(self, gradient: Tensor, x: Tensor) -> Tensor | None:
@@ -56,6 +56,8 @@ class ControlAffine:
         return gradient @ self.actuation(x).to(x)
 
     def _check(self, x: Tensor, u: Tensor) -> None:
+        if not x.is_floating_point():
+            raise ConstraintError(f"x must be of a floating type, got {x.dtype}: write x.double().")
         for name, value, size in (("x", x, self.n_x), ("u", u, self.n_u)):
             if value.ndim == 0 or value.shape[-1] != size:
                 raise ConstraintError(f"{name} must have shape (..., {size}), got {tuple(value.shape)}.")

@@ -43,12 +43,13 @@ def run_campaign(
         _run_in_parallel(campaign, out, on_tick, book)
     else:
         _run_in_turn(campaign, out, on_tick, book)
-    if book.failed:
-        (config, first), *others = book.failed.items()
-        first.add_note(f"The run was {config.label}.")
-        if others:
-            first.add_note(f"Failed too: {', '.join(config.label for config, _ in others)}.")
-        raise first
+    failed = [config for config in campaign.runs if config in book.failed]
+    if failed:
+        error = book.failed[failed[0]]
+        error.add_note(f"The run was {failed[0].label}.")
+        if failed[1:]:
+            error.add_note(f"Failed too: {', '.join(config.label for config in failed[1:])}.")
+        raise error
     return [book.done[config] for config in campaign.runs]
 
 

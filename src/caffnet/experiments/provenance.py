@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import os
 import platform
@@ -14,8 +15,9 @@ import torch
 LIBRARIES = ("caffnet", "torch", "numpy", "numba", "casadi", "safetensors")
 
 
+@functools.cache
 def versions() -> dict[str, str]:
-    """Of everything that has a say in the numbers."""
+    """Of everything that has a say in the numbers, as it was when first asked: the source may change during a run."""
     found = {"python": platform.python_version()}
     for name in LIBRARIES:
         try:
@@ -31,8 +33,9 @@ def _revision() -> dict[str, str]:
     if not (root / ".git").exists():
         return {}
     ask = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    quietly = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}  # not in the way of a commit that is being made
     try:
-        told = subprocess.run(ask, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+        told = subprocess.run(ask, env=quietly, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return {}
     return {"revision": told}

@@ -112,6 +112,17 @@ def thin(epochs: int, best: int = 0) -> list[int]:
     return sorted(kept | ({min(best, epochs - 1), epochs - 1} if epochs else set()))
 
 
+def all_finite(value: Any) -> bool:
+    """Whether all numbers in lists and dictionaries are finite.
+
+    >>> all_finite({"a": [1.0, None], "b": True}), all_finite({"a": {"b": float("inf")}})
+    (True, False)
+    """
+    if isinstance(value, dict | list):
+        return all(map(all_finite, value.values() if isinstance(value, dict) else value))
+    return not isinstance(value, float) or math.isfinite(value)
+
+
 def rounded(value: Any, digits: int = 7) -> Any:
     """Numbers with fewer digits, for curves; NaN and infinities, which JSON lacks, become None."""
     if isinstance(value, float):

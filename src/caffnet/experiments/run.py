@@ -20,8 +20,16 @@ from caffnet.experiments.opt import SolverProblem, solve_with_ipopt
 from caffnet.experiments.problem import Problem, time_forward
 from caffnet.experiments.provenance import machine, versions
 from caffnet.experiments.pwc import PiecewiseProblem
-from caffnet.experiments.records import RecordExists, read_record, record_path, rounded, thin, write_record
-from caffnet.experiments.training import COST, PENALTY, WORST, Tick, Trained, train
+from caffnet.experiments.records import (
+    RecordExists,
+    all_finite,
+    read_record,
+    record_path,
+    rounded,
+    thin,
+    write_record,
+)
+from caffnet.experiments.training import COST, PENALTY, WORST, DivergedError, Tick, Trained, train
 from caffnet.model import CAffNet
 
 PROBLEMS: dict[str, Callable[[int], Problem]] = {
@@ -65,20 +73,29 @@ def run_one(
         every: seconds between checkpoints.
         on_tick: called now and then while it trains.
         group: the processes that train together.
+
+    Raises:
+        CheckpointError: there is a checkpoint that cannot be used.
+        DivergedError: there are no finite weights to evaluate, or they give no finite numbers.
     """
     group = Group() if group is None else group
     path = record_path(out, config.name)
     if path.exists():
         return read_record(path)
+    made_by = versions()
     problem = build_problem(config)
     if config.method == "ipopt":
         record = _solve(config, problem)
     else:
         record = _train(config, problem, checkpoint_path(out, config), every, on_tick, group)
+    if not all_finite(record["evaluation"]):
+        raise DivergedError(
+            f"The trained network gives no finite numbers: lower learning_rate ({config.learning_rate:g})."
+        )
     record = {
         "name": config.name,
         "config": dataclasses.asdict(config),
-        "versions": versions(),
+        "versions": made_by,
         "machine": machine() | {"processes": group.size},
         **record,
         "finished": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),

@@ -44,7 +44,7 @@ class Trained:
     """What training leaves behind, besides the weights in the model.
 
     Attributes:
-        history: cost, penalty and largest violation of every epoch, ``(epochs, 3)``.
+        history: cost, penalty and largest violation of every epoch, ``(epochs, 3)``; shorter if the weights were lost.
         ms_per_epoch: mean time of an epoch after warm-up, synchronised; None if there was none.
         seconds: time spent in training.
         starts: how often the run was started.
@@ -178,24 +178,27 @@ class _Run:
 
     def finish(self) -> Trained:
         """Put the weights to be evaluated into the model."""
-        self.refuse_no_numbers()
         best = self.keeps_best and bool(self.best)
+        if self.lost and not best:
+            raise self._diverged()
         if best:
             self.model.load_state_dict(self.best)
         self.model.eval()
         mean = 1e3 * self.warm_seconds / self.warm_epochs if self.warm_epochs else None
         epoch = self.best_epoch if best else self.config.epochs
-        return Trained(self.history.cpu(), mean, self.seconds, self.starts, epoch)
+        return Trained(self.history[: self.epoch].cpu(), mean, self.seconds, self.starts, epoch)
 
-    def refuse_no_numbers(self) -> None:
-        """Stop if there is nothing left to evaluate: the weights are no numbers, and none before are kept."""
-        if self.best or all(bool(weight.isfinite().all()) for weight in self.model.parameters()):
-            return
-        lost = (~self.history[: self.epoch].isfinite().all(-1)).nonzero()
-        since = f"epoch {int(lost[0])}" if len(lost) else "the last epoch"
-        raise DivergedError(
-            f"The loss is not a finite number since {since}: lower learning_rate ({self.config.learning_rate:g}), "
-            "limit gradients (clip), or keep the best weights (keep=best)."
+    @property
+    def lost(self) -> bool:
+        """Whether the weights are no numbers any more, from which there is no way back."""
+        return not all(bool(weight.isfinite().all()) for weight in self.model.parameters())
+
+    def _diverged(self) -> DivergedError:
+        finite = self.history[: self.epoch].isfinite().all(-1).nonzero()
+        since = int(finite[-1]) + 1 if len(finite) else 0
+        return DivergedError(
+            f"The loss is not a finite number since epoch {since}: lower learning_rate "
+            f"({self.config.learning_rate:g}), limit gradients (clip), or keep the best weights (keep=best)."
         )
 
     # -------------------------------------------------------------------------------------------- saved and restored
@@ -304,16 +307,16 @@ def train(
     while run.epoch < config.epochs:
         began = time.perf_counter()
         run.train_epoch()
+        if not run.history[run.epoch - 1].isfinite().all() and run.lost:
+            break
         synchronise(run.device)
         now = time.perf_counter()
         run.count_time(now - began, warm=run.epoch - first > WARM_UP)
         last = run.epoch == config.epochs
         if not run.group.leads:
             continue
-        if last or now - shown > TICK:
-            run.refuse_no_numbers()
-            if on_tick is not None:
-                on_tick(run.tick())
+        if on_tick is not None and (last or now - shown > TICK):
+            on_tick(run.tick())
             shown = now
         if last or now - saved > every:
             run.snapshot().write(path)

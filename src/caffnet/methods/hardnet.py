@@ -76,4 +76,8 @@ class HardNet(Method):
             self.check_rank(set.A)
         # The published code solves instead of inverting when A differs between samples.
         A = set.A.expand(*excess.shape[:-1], set.m, set.n)
-        return f - torch.linalg.lstsq(A, excess.unsqueeze(-1)).solution.squeeze(-1)
+        # A factorisation fails as a whole on what is no number: such samples pass by it, and stay without an answer.
+        known = (excess.isfinite().all(-1) & A.isfinite().all(-1).all(-1)).unsqueeze(-1)
+        A, excess = torch.where(known.unsqueeze(-1), A, 0.0), torch.where(known, excess, 0.0)
+        step = torch.linalg.lstsq(A, excess.unsqueeze(-1)).solution.squeeze(-1)
+        return torch.where(known, f - step, torch.nan)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from caffnet.experiments.config import SEEDS
 from caffnet.experiments.report.claims import BOTH, SATISFIED, Claim, Evidence, Missing, Verdict, judge
 from caffnet.experiments.report.formats import number
 from caffnet.experiments.report.groups import TITLES, Group
@@ -16,7 +17,7 @@ def _exact(seen: Evidence) -> Verdict:
     strict, usual = 0.0, 0.0
     for method in seen.methods:
         found = seen.groups[method].values("strict.exact_inequality.max")
-        if not found:
+        if len(found) < len(seen.seeds):
             raise Missing(f"no strict runs of {TITLES[method]}")
         strict, usual = max(strict, *found), max(usual, *seen.largest(method))
     told = f"largest violation {number(usual)}, of inequalities with strict {number(strict)}"
@@ -24,7 +25,7 @@ def _exact(seen: Evidence) -> Verdict:
 
 
 def _at_most(column: str, limit: float, mean: bool = False) -> Callable[[Evidence], Verdict]:
-    """A figure of every seed, or its mean over seeds, of every method."""
+    """The largest figure of all seeds, or its mean over them, of every method."""
 
     def check(seen: Evidence) -> Verdict:
         told, holds = [], True
@@ -32,7 +33,7 @@ def _at_most(column: str, limit: float, mean: bool = False) -> Callable[[Evidenc
             values = seen.values(method, column)
             figure = sum(values) / len(values) if mean else max(values)
             holds = holds and figure <= limit
-            told.append(f"{TITLES[method]} {'' if mean else 'at most '}{number(figure)}")
+            told.append(f"{TITLES[method]} {number(figure)}")
         return holds, ", ".join(told)
 
     return check
@@ -42,7 +43,10 @@ def _equals_ipopt(decimals: int) -> Callable[[Evidence], Verdict]:
     def check(seen: Evidence) -> Verdict:
         (method,) = seen.methods
         gap = max(seen.gaps(method))
-        return gap < 0.5 * 10**-decimals, f"largest distance {number(gap)}"
+        holds = gap < 0.5 * 10**-decimals
+        if holds and (absent := sorted(set(SEEDS["opt"]) - set(seen.seeds))):
+            raise Missing(f"no runs with seeds {' '.join(map(str, absent))}")
+        return holds, f"largest distance {number(gap)}"
 
     return check
 
@@ -72,8 +76,8 @@ AIMS: dict[str, tuple[Claim, ...]] = {
     ),
     "cbf": (
         Claim("CAffNet-FF breaks nothing; exactly, with strict.", ("caffnet-ff",), _exact),
-        Claim("The cost is at most 7.2e5 with every seed.", ("caffnet-ff",), _at_most("cost", 7.2e5)),
-        Claim("The cost is at most 6.0e5 with every seed.", ("caffnet-ff",), _at_most("cost", 6.0e5)),
+        Claim("The largest cost of all seeds is at most 7.2e5.", ("caffnet-ff",), _at_most("cost", 7.2e5)),
+        Claim("The largest cost of all seeds is at most 6.0e5.", ("caffnet-ff",), _at_most("cost", 6.0e5)),
         Claim("An epoch takes at most twice the NN's.", (), _ratio("train_ms", "caffnet-ff", "nn", lambda r: r <= 2)),
     ),
 }

@@ -168,10 +168,10 @@ def training_loss(groups: list[Group]) -> Figure | None:
 
 
 def _loss_curve(record: dict[str, Any]) -> dict[int, float]:
-    """The loss by epoch; where it was no number, not a number."""
+    """The loss by epoch; infinite where it was no number."""
     history = record["training"]["history"]
     pairs = zip(history["epoch"], history["loss"], strict=True)
-    return {epoch: math.nan if loss is None else loss for epoch, loss in pairs if epoch < FIRST_EPOCHS}
+    return {epoch: math.inf if loss is None else loss for epoch, loss in pairs if epoch < FIRST_EPOCHS}
 
 
 def _lowest_losses(groups: list[Group]) -> dict[int, float]:
@@ -293,7 +293,7 @@ def control_inputs(groups: list[Group]) -> Figure | None:
 
 
 def _drawn_record(group: Group, shown: list[Group]) -> dict[str, Any]:
-    """The seed that the paper draws, if all methods have it; else the first that all have, else the method's first."""
+    """The seed that the paper draws, else the first, among those that all methods have (or, if none, this method)."""
     shared = set.intersection(*(set(other.seeds) for other in shown)) or set(group.seeds)
     wanted = FIGURE_SEED.get(group.task)
     seed = wanted if wanted in shared else min(shared)
