@@ -33,6 +33,16 @@ def test_rows_of_the_input_give_the_same_formula():
     assert all(p.grad is not None and p.grad.isfinite().all() for p in net.parameters())
 
 
+def test_a_sample_that_is_no_number_stays_without_an_answer_and_harms_no_other():
+    A, b, f = torch.randn(4, 1, 3), torch.randn(4, 1), torch.randn(4, 3)
+    expected = HardNet(nn.Identity(), lambda _: AffineSet.inequality(A, b))(f)
+    A_broken, f_broken = A.clone(), f.clone()
+    A_broken[1, 0, 0], f_broken[2, 0] = torch.nan, torch.inf
+    y = HardNet(nn.Identity(), lambda _: AffineSet.inequality(A_broken, b), check=False)(f_broken)
+    assert y[1:3].isnan().all()
+    assert torch.equal(y[[0, 3]], expected[[0, 3]])
+
+
 def test_infinite_bounds_have_finite_gradients():
     f = torch.randn(4, 2, requires_grad=True)
     HardNet(nn.Identity(), AffineSet(torch.eye(2), None, torch.tensor([0.0, float("inf")])))(f).sum().backward()
