@@ -8,11 +8,6 @@ import torch
 from caffnet import AffineSet
 
 
-@pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(0)
-
-
 @pytest.fixture(params=[torch.float32, torch.float64], ids=["float32", "float64"])
 def dtype(request: pytest.FixtureRequest) -> torch.dtype:
     return request.param

@@ -40,7 +40,8 @@ def test_a_sample_that_is_no_number_stays_without_an_answer_and_harms_no_other()
     A_broken[1, 0, 0], f_broken[2, 0] = torch.nan, torch.inf
     y = HardNet(nn.Identity(), lambda _: AffineSet.inequality(A_broken, b), check=False)(f_broken)
     assert y[1:3].isnan().all()
-    assert torch.equal(y[[0, 3]], expected[[0, 3]])
+    # Not to the last bit: LAPACK's sums depend on where in memory an operand happens to lie.
+    torch.testing.assert_close(y[[0, 3]], expected[[0, 3]])
 
 
 def test_infinite_bounds_have_finite_gradients():
