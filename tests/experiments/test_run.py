@@ -1,6 +1,7 @@
 """Runs: resumed bit for bit, recorded once, in parallel, and honest about broken files."""
 
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -16,7 +17,7 @@ from typer.testing import CliRunner
 import caffnet
 from caffnet.cli import app
 from caffnet.experiments import cbf, provenance
-from caffnet.experiments.campaign import run_campaign
+from caffnet.experiments.campaign import WorkerError, run_campaign
 from caffnet.experiments.checkpoint import Checkpoint, CheckpointError, write_atomically
 from caffnet.experiments.config import ConfigError, load_campaign, resolve
 from caffnet.experiments.models import build_model
@@ -178,6 +179,23 @@ def test_seeds_in_parallel_processes_even_if_one_fails(tmp_path):
     assert [record["config"]["seed"] for record in parallel] == [3, 5]
     alone = [run_one(config, tmp_path / "alone") for config in campaign.runs[1:]]
     assert [essence(record) for record in parallel] == [essence(record) for record in alone]
+
+
+def test_a_killed_process_is_told_apart_from_runs_that_failed(tmp_path):
+    campaign = load_campaign(task="pwc", methods=["nn"], seeds=[1, 3], epochs=100_000, jobs=2, out=str(tmp_path))
+    broken = checkpoint_path(tmp_path, campaign.runs[0])
+    broken.parent.mkdir(parents=True)
+    broken.write_bytes(b"nonsense")
+
+    def kill(config, tick: Tick) -> None:
+        for process in multiprocessing.active_children():
+            if process.name.startswith("SpawnProcess"):
+                process.kill()
+
+    with pytest.raises(WorkerError, match="killed from outside") as caught:
+        run_campaign(campaign, kill)
+    assert caught.value.__notes__ == ["Failed before, for other reasons: pwc paper nn seed 1."]
+    assert not read_records(tmp_path)
 
 
 @pytest.mark.parametrize("jobs", [1, 2])

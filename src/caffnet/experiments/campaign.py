@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
@@ -112,11 +112,7 @@ def _run_in_parallel(campaign: Campaign, out: Path, on_tick: OnTick | None, book
                             on_tick(by_name[name], tick)
                     for future in finished:
                         if isinstance(future.exception(), BrokenProcessPool):
-                            raise WorkerError(
-                                "A process was killed from outside, often because memory ran out. Finished runs are "
-                                "recorded, the others continue from their checkpoints: run the same command again, "
-                                "perhaps with fewer jobs."
-                            )
+                            raise _killed(book.failed)
                         book.enter(waiting.pop(future), future.result)
             pool.shutdown()
         except BaseException:  # also when the user stops it: what runs now is saved up to its last checkpoint
@@ -125,6 +121,16 @@ def _run_in_parallel(campaign: Campaign, out: Path, on_tick: OnTick | None, book
                 if process not in others:
                     process.terminate()
             raise
+
+
+def _killed(failed: Iterable[RunConfig]) -> WorkerError:
+    error = WorkerError(
+        "A process was killed from outside, often because memory ran out. Finished runs are recorded, the others "
+        "continue from their checkpoints: run the same command again, perhaps with fewer jobs."
+    )
+    if labels := [config.label for config in failed]:
+        error.add_note(f"Failed before, for other reasons: {', '.join(labels)}.")
+    return error
 
 
 _worker: dict[str, Any] = {}
