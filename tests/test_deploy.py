@@ -172,7 +172,7 @@ def test_number_types_follow_the_module_and_the_factorisation_is_renewed():
     third = AffineSet.inequality([[1 / 3, 2 / 7]], [0.1])
     layer, f = CAffine(third), torch.tensor([3.0, 1.0], dtype=torch.float64)
     assert layer.A.dtype == torch.float32
-    with pytest.raises(TypeError, match=r"prepared in torch.float32, f is torch.float64"):
+    with pytest.raises(TypeError, match=r"constraint is torch.float32, f is torch.float64"):
         layer(f)
     moved = layer.double()
     exact = project(f, AffineSet.inequality(moved.A, moved.upper)).value

@@ -30,7 +30,7 @@ def test_the_errors_are_value_errors():
         (lambda: AffineSet(torch.ones(3, 2, 2), upper=torch.ones(3, 2, 1)), r"squeeze\(-1\)"),
         (lambda: AffineSet(torch.ones(3, 1, 2), upper=torch.ones(3, 1, 1)), r"more batch axes than A"),
         (lambda: AffineSet(torch.ones(3, 1, 2), upper=torch.ones(2, 1)), r"do not broadcast"),
-        (lambda: AffineSet([[1.0]], names=["a", "b"]), r"names must label each of the 1 rows, got 2"),
+        (lambda: AffineSet([[1.0]], names=["a", "b"]), r"one name for each of the 1 rows, got 2 names"),
         (lambda: AffineSet.box(0.0, 1.0), r"write box\(lower, upper, dim=n\)"),
         (lambda: AffineSet.box([0.0, 0.0], [1.0] * 3), r"the sizes \[2, 3\] disagree"),
         (lambda: AffineSet.box(), "needs a lower or an upper bound"),
@@ -45,7 +45,7 @@ def test_the_errors_are_value_errors():
         (lambda: BOX & AffineSet.box(0.0, 1.0, dim=3), "same outputs, got n=2 and n=3"),
         (lambda: BOX.to(torch.float32) & AffineSet.box(*torch.ones(2, 2).double()), "share one number type"),
         (lambda: BOX[0], "no batch axes to index"),
-        (lambda: AffineSet([[1.0, 2.0]], names="a"), "names must label each of the 1 rows"),
+        (lambda: AffineSet([[1.0, 2.0]], names="a"), "for each of the 1 rows, got the text 'a'"),
         (lambda: AffineSet.box(torch.zeros(3, 2)) & AffineSet.box(torch.zeros(2, 2)), r"got \(3,\) and \(2,\)"),
         (lambda: AffineSet.box(torch.zeros(3, 2)).violation(torch.zeros(2, 2)), "do not broadcast"),
         (lambda: prepare([[1.0]]), "Only an AffineSet can be prepared, got list"),
@@ -75,7 +75,8 @@ def test_lists_arrays_scalars_and_integers_are_accepted():
 def test_an_equality_stays_one_row_and_sets_stack():
     set = AffineSet.equality([[1.0, 1.0]], [1.0], names=["total"]) & AffineSet.box(0.0, None, dim=2)
     assert set.m == 3
-    assert set.names == ("total", "row 0", "row 1")
+    assert set.names == ("total", "row 1", "row 2")
+    assert (AffineSet.box(0.0, None, dim=2) & set).names == ("row 0", "row 1", "total", "row 3", "row 4")
     assert set.sides == ("=", ">=", ">=")
     assert repr(set) == "AffineSet(3 rows in R^2)"
     batched = set & AffineSet.inequality(torch.ones(5, 1, 2), torch.ones(5, 1))

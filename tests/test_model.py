@@ -54,6 +54,21 @@ def test_a_trained_model_is_wrapped_in_one_line():
     assert safe.project(x).status.shape == (8,)
 
 
+def test_a_stray_axis_of_the_backbone_is_noticed():
+    box = CAffNet(lambda x: x[..., :2].unsqueeze(1), lambda x: AffineSet.box(0.0, x[..., :2].abs()))
+    with pytest.raises(ConstraintError, match=r"f has the batch axes \(4, 1\), the constraints at x \(4,\): every f"):
+        box(torch.randn(4, 3))
+    steps = CAffNet(lambda x: x[..., :2].expand(7, 4, 2), lambda x: AffineSet.box(0.0, x[..., :2].abs()))
+    assert steps(torch.randn(4, 3)).shape == (7, 4, 2)  # seven outputs for each of four sets
+
+
+def test_number_types_of_layer_and_network():
+    net = CAffNet(FeedForward(2, 3), AffineSet.box(torch.zeros(3).double(), torch.ones(3).double()))
+    with pytest.raises(TypeError, match=r"layer's constraint is torch.float64, f is torch.float32: convert the layer"):
+        net(torch.zeros(4, 2))
+    assert net.double()(torch.zeros(4, 2).double()).dtype == torch.float64
+
+
 @pytest.mark.parametrize("gradient", ["exact", "tangent"])
 def test_training_through_the_layer_reaches_a_constrained_optimum(gradient: str):
     """minimise |y - (2, 0)|² over the simplex for every input: the answer is the vertex (1, 0)."""

@@ -10,11 +10,23 @@ from typing import Annotated, NoReturn
 import typer
 from rich.console import Console
 
-app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
+
+
+def _tell_version(wanted: bool) -> None:
+    if wanted:
+        from caffnet import __version__
+
+        typer.echo(__version__)
+        raise typer.Exit
 
 
 @app.callback()
-def caffnet() -> None:
+def caffnet(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Tell the version and exit.")
+    ] = False,
+) -> None:
     """Hard affine constraints on the outputs of neural networks."""
 
 
@@ -22,23 +34,34 @@ def caffnet() -> None:
 def run(
     task: Annotated[str | None, typer.Argument(help="pwc, opt or cbf; may come from the config.")] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file; options below override it.")] = None,
-    protocol: Annotated[str | None, typer.Option(help="paper (default), fair or ours.")] = None,
+    protocol: Annotated[
+        str | None,
+        typer.Option(
+            help="paper (default): as published; fair: plain networks of equal size; ours: what we recommend."
+        ),
+    ] = None,
     method: Annotated[
-        list[str] | None, typer.Option(help="A row of the table; repeat for more. All by default.")
+        list[str] | None,
+        typer.Option(
+            help="A row of the table: nn, hardnet, caffnet-ff, caffnet-ff-lite, caffnet-tf, ipopt (opt) or post-hoc. "
+            "Repeat for more; all rows of the paper's table by default."
+        ),
     ] = None,
     seed: Annotated[list[int] | None, typer.Option(help="Repeat for more. The paper's five by default.")] = None,
-    epochs: Annotated[int | None, typer.Option()] = None,
-    learning_rate: Annotated[float | None, typer.Option()] = None,
-    batch: Annotated[int | None, typer.Option(help="Samples per step; 0 for all.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="float64 or float32.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the data; the protocol's by default.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="Of Adam; the protocol's by default.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Samples per step, 0 for all; the protocol's by default.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="float64 (default) or float32.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; cuda by default if there is one.")] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="Any other setting, as in a config: clip=1.0. Repeat for more.")
     ] = None,
-    threads: Annotated[int | None, typer.Option(help="Threads per run.")] = None,
-    jobs: Annotated[int | None, typer.Option(help="Runs at the same time.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of records and checkpoints.")] = None,
-    checkpoint_seconds: Annotated[float | None, typer.Option(help="Time between checkpoints.")] = None,
+    threads: Annotated[int | None, typer.Option(help="Threads per run; 1 by default.")] = None,
+    jobs: Annotated[int | None, typer.Option(help="Runs at the same time; 1 by default.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of records and checkpoints; results, or runs/quick with --quick.")
+    ] = None,
+    checkpoint_seconds: Annotated[float | None, typer.Option(help="Time between checkpoints; 20 s by default.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="One seed, few epochs: does everything work?")] = False,
 ) -> None:
     """Run one of the paper's experiments. Killed runs continue, finished ones are not run again."""
@@ -74,7 +97,7 @@ def run(
         console = Console(quiet=os.environ.get("RANK", "0") != "0")  # of several processes, one speaks
         with progress_bars(campaign.runs, console) as (on_tick, on_done):
             run_campaign(campaign, on_tick, on_done)
-    except (ConfigError, CheckpointError, RecordError, DivergedError, WorkerError, ImportError) as error:
+    except (ConfigError, CheckpointError, RecordError, DivergedError, WorkerError, ImportError, OSError) as error:
         _fail(error)
     except KeyboardInterrupt:
         typer.secho("Stopped. The same command goes on from the last checkpoints.", err=True)
@@ -85,6 +108,8 @@ def run(
 def time_(
     task: Annotated[str, typer.Argument(help="pwc, opt or cbf.")],
     protocol: Annotated[str, typer.Option(help="paper, fair or ours.")] = "paper",
+    method: Annotated[list[str] | None, typer.Option(help="As in run; repeat for more. All by default.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; cuda by default if there is one.")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Epochs of each method that are timed.")] = 7,
     threads: Annotated[int, typer.Option(min=1, help="Threads of torch.")] = 1,
     out: Annotated[Path, typer.Option(help="Folder of the records.")] = Path("results"),
@@ -101,9 +126,15 @@ def time_(
     try:
         with console.status("building") as status:
             found = time_methods(
-                task, protocol, out, rounds=rounds, device=default_device(), on_step=lambda what: status.update(what)
+                task,
+                protocol,
+                out,
+                methods=method,
+                rounds=rounds,
+                device=device or default_device(),
+                on_step=lambda what: status.update(what),
             )
-    except (ConfigError, ImportError) as error:
+    except (ConfigError, ImportError, OSError) as error:
         _fail(error)
     for name, times in found["methods"].items():
         train = "" if times["train_ms"] is None else f"T_train {times['train_ms']:.4g} ms, "
@@ -112,7 +143,7 @@ def time_(
 
 @app.command()
 def report(
-    records: Annotated[list[Path] | None, typer.Argument(help="Folders with records.")] = None,
+    records: Annotated[list[Path] | None, typer.Argument(help="Folders with records; results by default.")] = None,
     out: Annotated[Path, typer.Option(help="Where the tables, the figures and the page go.")] = Path("report"),
     markdown: Annotated[
         Path | None, typer.Option(help="Write the Markdown here too, its figures in figures/<name> beside it.")
@@ -134,8 +165,8 @@ def report(
 @app.command()
 def demo(
     out: Annotated[Path, typer.Option(help="Where the figure goes.")] = Path("demo.png"),
-    epochs: Annotated[int, typer.Option(help="Training epochs of each network.")] = 2000,
-    seed: Annotated[int, typer.Option(help="Of the data and the networks.")] = 6,
+    epochs: Annotated[int, typer.Option(min=1, help="Training epochs of each network.")] = 2000,
+    seed: Annotated[int, typer.Option(min=0, help="Of the data and the networks.")] = 6,
 ) -> None:
     """Train a CAffNet and a soft-constrained network on the paper's piecewise task; a table and a figure."""
     from rich.progress import Progress
@@ -144,6 +175,10 @@ def demo(
     from caffnet.experiments.demo import compare, draw
 
     console = Console()
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        _fail(ValueError(f"{out.parent} must be a folder, but cannot be one: {error.strerror}."))
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("training", total=1.0)
 
@@ -284,11 +319,15 @@ def _coloured(cell: str) -> str:
 @app.command()
 def figures(
     out: Annotated[Path, typer.Option(help="Folder for the figures.")] = Path("figures"),
-    kind: Annotated[list[str] | None, typer.Option(help="File type; repeat for more. Default: png and pdf.")] = None,
+    kind: Annotated[
+        list[str] | None, typer.Option(help="png, pdf or svg; repeat for more. Default: png and pdf.")
+    ] = None,
 ) -> None:
     """Draw the paper's Figures 1 and 4 from what the methods return."""
     from caffnet.methods.figures import draw_all
 
+    if unknown := sorted(set(kind or ()) - {"png", "pdf", "svg"}):
+        raise typer.BadParameter(f"kind must be png, pdf or svg, got {', '.join(unknown)}.")
     for path in draw_all(out, kind or ("png", "pdf")):
         typer.echo(f"written: {path}")
 
@@ -299,10 +338,5 @@ def _fail(error: Exception) -> NoReturn:
     raise typer.Exit(2)
 
 
-def main() -> None:
-    """The entry point of the ``caffnet`` command."""
-    app()
-
-
 if __name__ == "__main__":
-    main()
+    app()

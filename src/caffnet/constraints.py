@@ -26,6 +26,7 @@ from caffnet import tolerance
 from caffnet.errors import ConstraintError, DtypeError
 
 ArrayLike: TypeAlias = Tensor | np.ndarray | Sequence[Any] | float | int
+Labels: TypeAlias = tuple[str | None, ...] | None
 
 # Which sides of a row can bind. Known from the constructor, not from the numbers, so that it is still known while
 # a graph is traced.
@@ -72,15 +73,16 @@ class AffineSet:
         A: Tensor,
         lower: Tensor,
         upper: Tensor,
-        names: Sequence[str] | None,
+        labels: Sequence[str | None] | None,
         sides: tuple[str, ...] | None,
         weak: bool,
     ) -> None:
         m = A.shape[-2]
-        if isinstance(names, str) or (names is not None and len(names) != m):
-            raise ConstraintError(f"names must label each of the {m} rows, got {len(names)} names.")
+        if isinstance(labels, str) or (labels is not None and len(labels) != m):
+            told = f"the text {labels!r}" if isinstance(labels, str) else f"{len(labels)} names"
+            raise ConstraintError(f"names must be a list with one name for each of the {m} rows, got {told}.")
         self._A, self._lower, self._upper = A, lower, upper
-        self._names = None if names is None else tuple(str(name) for name in names)
+        self._labels = None if labels is None else tuple(None if name is None else str(name) for name in labels)
         self._sides = _inspect_sides(lower, upper) if sides is None else sides
         self._weak = weak
 
@@ -90,13 +92,13 @@ class AffineSet:
         A: Tensor,
         lower: Tensor,
         upper: Tensor,
-        names: Sequence[str] | None,
+        labels: Sequence[str | None] | None,
         sides: tuple[str, ...] | None,
         weak: bool,
     ) -> AffineSet:
         """From tensors already checked."""
         built = cls.__new__(cls)
-        built._fill(A, lower, upper, names, sides, weak)
+        built._fill(A, lower, upper, labels, sides, weak)
         return built
 
     @classmethod
@@ -138,7 +140,7 @@ class AffineSet:
 
     @classmethod
     def from_parts(
-        cls, A: Tensor, lower: Tensor, upper: Tensor, labels: Sequence[str] | None, sides: tuple[str, ...]
+        cls, A: Tensor, lower: Tensor, upper: Tensor, labels: Sequence[str | None] | None, sides: tuple[str, ...]
     ) -> AffineSet:
         """Put a set together again from its `A`, `lower`, `upper`, `labels` and `sides`."""
         return cls._build(A, lower, upper, labels, sides, weak=False)
@@ -192,13 +194,13 @@ class AffineSet:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The label of each row; ``row 0``, ``row 1``, ... where none was given."""
-        return self._names or default_names(self.m)
+        """The name of each row; where none was given, its place: ``row 0``, ``row 1``, ..."""
+        return row_names(self._labels, self.m)
 
     @property
-    def labels(self) -> tuple[str, ...] | None:
-        """The names the user gave, if any."""
-        return self._names
+    def labels(self) -> Labels:
+        """The names that were given; None for a row, or for all, without."""
+        return self._labels
 
     @property
     def weak(self) -> bool:
@@ -228,23 +230,24 @@ class AffineSet:
         batch = joint_shape(first.A.shape[:-2], second.A.shape[:-2])
         A = torch.cat([s.A.expand(*batch, s.m, s.n) for s in (first, second)], -2)
         lower, upper = (_stack_bounds(a, b) for a, b in ((first.lower, second.lower), (first.upper, second.upper)))
-        named = self._names is not None or other._names is not None
-        names = self.names + other.names if named else None
+        labels = None
+        if self._labels is not None or other._labels is not None:
+            labels = (self._labels or (None,) * self.m) + (other._labels or (None,) * other.m)
         weak = self._weak and other._weak
-        return self._build(A, lower, upper, names, self.sides + other.sides, weak)
+        return self._build(A, lower, upper, labels, self.sides + other.sides, weak)
 
     def to(self, *args: Any, **kwargs: Any) -> AffineSet:
         """The same set with another dtype or on another device; arguments as in ``torch.Tensor.to``."""
         A, lower, upper = (t.to(*args, **kwargs) for t in (self._A, self._lower, self._upper))
         typed = "dtype" in kwargs or any(isinstance(arg, torch.dtype | Tensor) for arg in args)
-        return self._build(A, lower, upper, self._names, self._sides, self._weak and not typed)
+        return self._build(A, lower, upper, self._labels, self._sides, self._weak and not typed)
 
     def expand(self, batch: torch.Size) -> AffineSet:
-        """The same set with these batch axes; rows that the whole batch shares stay shared. Nothing is copied."""
+        """The same set for a batch of this shape: rows of a part get its axes, rows of all stay as they are."""
         if self._A.ndim == 2 or self._A.shape[:-2] == batch:
             return self
         A = self._A.expand(*batch, self.m, self.n)
-        return self._build(A, self._lower, self._upper, self._names, self._sides, self._weak)
+        return self._build(A, self._lower, self._upper, self._labels, self._sides, self._weak)
 
     def __getitem__(self, index: Any) -> AffineSet:
         """The sets at these places of the batch; a tensor that the whole batch shares stays shared."""
@@ -257,7 +260,7 @@ class AffineSet:
             return t if shared else t.expand(*batch, *t.shape[t.ndim - core :])[index]
 
         A, lower, upper = pick(self._A, 2), pick(self._lower, 1), pick(self._upper, 1)
-        return self._build(A, lower, upper, self._names, self._sides, self._weak)
+        return self._build(A, lower, upper, self._labels, self._sides, self._weak)
 
     # ------------------------------------------------------------------------------------------------ measuring
 
@@ -415,9 +418,9 @@ def _inspect_sides(lower: Tensor, upper: Tensor) -> tuple[str, ...]:
     return tuple((FREE, UPPER, LOWER, BOTH, EQUAL)[c] for c in code)
 
 
-def default_names(m: int) -> tuple[str, ...]:
-    """The names of rows that were given none."""
-    return tuple(f"row {i}" for i in range(m))
+def row_names(labels: Labels, m: int) -> tuple[str, ...]:
+    """What messages call the m rows: by their label, or by their place."""
+    return tuple(f"row {i}" if label is None else label for i, label in enumerate(labels or (None,) * m))
 
 
 def has_numbers(t: Tensor) -> bool:

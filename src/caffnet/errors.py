@@ -1,7 +1,7 @@
 """What can go wrong, as types.
 
-Every error of the library is a ``ConstraintError``, which is a ``ValueError``: code that guards against bad
-values in general keeps working.
+Everything about constraints is a ``ConstraintError``, and that is a ``ValueError``: code that guards against bad
+values in general keeps working. The experiments have errors of their own, about settings and files.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from caffnet.constraints import AffineSet, has_numbers
+from caffnet.constraints import AffineSet, has_numbers, joint_shape
 from caffnet.errors import ConstraintError, DtypeError
 from caffnet.preparation import Prepared, prepare
 from caffnet.projection import Projection, check_options, project
@@ -86,6 +86,7 @@ class CAffine(nn.Module):
     def project(self, f: Tensor, w: Tensor | None = None, *, x: Any = None) -> Projection:
         """As `forward`, with the evidence: status, active rows, violation."""
         constraints = self._constraints(x)
+        self._check(f, constraints)
         if not self.warm_start or torch.compiler.is_compiling():
             return project(f, constraints, w, **self.options)
         m = (constraints.set if isinstance(constraints, Prepared) else constraints).m
@@ -107,6 +108,23 @@ class CAffine(nn.Module):
         if x is None or self.constraint is None:
             raise ConstraintError("The constraint depends on the input: call layer(f, w, x=x).")
         return self.constraint(x)
+
+    def _check(self, f: Tensor, constraints: AffineSet | Prepared) -> None:
+        """What `project` would take in good faith, or blame on the wrong thing."""
+        if self.constraint is None:
+            if f.dtype in (torch.float32, torch.float64) and f.dtype != self.A.dtype:
+                raise DtypeError(
+                    f"The layer's constraint is {self.A.dtype}, f is {f.dtype}: "
+                    f"convert the layer, layer.to({f.dtype}), or the set before, set.to({f.dtype})."
+                )
+            return
+        mine = f.shape[:-1]
+        axes = (constraints.set if isinstance(constraints, Prepared) else constraints).batch_shape
+        if len(mine) > len(axes) > 0 and 1 in mine and joint_shape(mine, axes) != mine:
+            raise ConstraintError(
+                f"f has the batch axes {tuple(mine)}, the constraints at x {tuple(axes)}: every f would meet every "
+                "set. A stray axis of size 1 in f? If this is meant, call project(f, set)."
+            )
 
     def _prepare(self) -> None:
         """Factorise the fixed set from its buffers, in their number type and on their device."""

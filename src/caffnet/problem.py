@@ -7,7 +7,7 @@ import enum
 
 from torch import Tensor
 
-from caffnet.constraints import default_names
+from caffnet.constraints import Labels, row_names
 from caffnet.search.contract import Choice
 from caffnet.search.enumeration import DEFAULT_BUDGET
 
@@ -45,13 +45,13 @@ class Problem:
     lower: Tensor
     upper: Tensor
     sides: tuple[str, ...]
-    labels: tuple[str, ...] | None
+    labels: Labels
     batch_shape: tuple[int, ...]
 
     @property
     def names(self) -> tuple[str, ...]:
         """What messages call the rows."""
-        return self.labels or default_names(len(self.sides))
+        return row_names(self.labels, len(self.sides))
 
 
 @dataclasses.dataclass(frozen=True)

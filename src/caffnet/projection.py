@@ -97,7 +97,7 @@ def project(
     $$P^* = \arg\min_{\gamma \in \Gamma,\; P_\gamma \in S} \|P_\gamma - f\|_p,
       \qquad P_\gamma = \arg\min_{A_\gamma y = b_\gamma} \|y - (f + w)\|_2 .$$
 
-    With ``w = None`` and ``norm=2`` this is the Euclidean projection of `f` on the set.
+    With ``w = None`` and ``norm=2`` this is the Euclidean projection of `f` on the set, with every search but lite.
 
     Args:
         f: raw output, ``(..., n)``, float32 or float64.

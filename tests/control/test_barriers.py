@@ -124,6 +124,7 @@ def test_names():
     assert BARRIERS["box"].names == ("x0 <= 1", "x1 <= 2", "x2 <= 3", "x0 >= -1", "x1 >= -2")
     assert BARRIERS["stack"].names is not None
     assert BARRIERS["stack"].names[0] == "obstacle 0"
+    assert Stack(Union(BARRIERS["stack"]), InsideBox([0.0], [1.0])).names == ("union", "x0 <= 1", "x0 >= 0")
 
 
 def test_hull_has_unit_outward_rows():
@@ -142,6 +143,14 @@ def test_hull_has_unit_outward_rows():
         (lambda: OutsideCircles([[0.0, 0.0]], [1.0, 2.0]), "one entry per centre"),
         (lambda: OutsidePolytopes([([[1.0]], [1.0])]), r"pair of shapes \(m, 2\) and \(m,\)"),
         (lambda: OutsidePolytopes([TRIANGLE], sharpness=0.0), "sharpness must be positive, got 0.0"),
+        (lambda: OutsidePolytopes([]), "at least one polytope, got none"),
+        (lambda: OutsideCircles([[0.0, 0.0]], [-1.0]), r"radii must not be negative, got \[-1.0\]"),
+        (lambda: OutsideCircles([[0.0, 0.0]], [1.0], position=(-3, -2)), "counted from 0, got"),
+        (lambda: OutsideCircles([[0.0, 0.0]], [1.0], position=(2, 3))(states(1)), r"the entries \(2, 3\).*got 3"),
+        (lambda: InsideBox([1.0], [0.0]), "lower must not exceed upper"),
+        (lambda: InsideBox([0.0], [1.0], names=["a", "b"]), "each of the 1 entries of the state, got"),
+        (lambda: InsideBox([0.0], [1.0])(states(1)), r"x must have shape \(..., 1\), got \(1, 3\)"),
+        (lambda: OutsideCircles([[2.5, 0.0]], [1.5])(torch.tensor([5, 0, 0])), r"got torch.int64: write x.double\(\)"),
         (Stack, "at least one barrier"),
         (lambda: hull_rows([[0, 0], [1, 1], [2, 2]]), "no inside"),
     ],

@@ -73,6 +73,8 @@ def test_goal_ends_the_episode():
     env = environment()
     env.reset(options={"start": [-0.15, 0.0, 0.0]})
     assert env.step(np.array([1.0, 0.0]))[2]
+    with pytest.raises(ConstraintError, match="The episode is over"):
+        env.step(np.array([1.0, 0.0]))
 
 
 def test_steps_need_an_episode():
@@ -152,6 +154,23 @@ def test_only_vectors_of_numbers_can_be_filtered(space):
     env.action_space = space
     with pytest.raises(ConstraintError, match=r"actions in a Box of shape \(n,\), got"):
         SafeActions(env, lambda x: AffineSet.box(0.0, 1.0, dim=2))
+
+
+def test_what_is_no_number_or_no_state_is_refused():
+    env = environment()
+    with pytest.raises(ConstraintError, match=r"The start must have shape \(3,\), got \(2,\)"):
+        env.reset(options={"start": [1.0, 2.0]})
+    env.reset(seed=0)
+    with pytest.raises(ConstraintError, match="The action must be finite numbers"):
+        env.step(np.array([np.nan, 0.0]))
+
+
+def test_one_limit_for_all_inputs():
+    from caffnet.control.gym import ControlEnv
+
+    env = ControlEnv(Unicycle(), lambda rng: np.zeros(3), lambda x, u: 0.0, -1.0, 2.0)
+    assert env.action_space.low.tolist() == [-1.0, -1.0]
+    assert env.action_space.high.tolist() == [2.0, 2.0]
 
 
 @pytest.mark.parametrize("action", [np.array(0.3), np.array([0.3]), np.zeros((5, 2))], ids=lambda a: str(a.shape))

@@ -20,6 +20,7 @@ from caffnet.control import (
     Unicycle,
     UnicyclePID,
     body_frame_error,
+    limit_gradient,
     linear,
     power,
     rk4,
@@ -215,6 +216,11 @@ def test_wrap_angle_range():
         ),
         (lambda: HighOrder(CIRCLES, Unicycle()), "Unicycle has no drift"),
         (lambda: linear(-1.0), "slope must be positive"),
+        (lambda: power(1.0, 0.5), "exponent must be at least 1, got 0.5"),
+        (lambda: BarrierConstraint(Unicycle(), CIRCLES, 1.0), r"class_k must be a function, such as linear\(1.0\)"),
+        (lambda: BarrierConstraint(Unicycle(), lambda x: x), "wrap a function in FunctionBarrier"),
+        (lambda: BarrierConstraint(Unicycle(), CIRCLES, margin=-1.0), "margin must be at least 0, got -1.0"),
+        (lambda: limit_gradient(torch.zeros(3), -1.0), "limit must be positive, got -1.0"),
         (lambda: rollout(Unicycle(), UnicyclePID(), torch.zeros(3), 0, 0.1), "steps >= 1"),
         (
             lambda: rollout(Unicycle(), lambda x: torch.ones(1), torch.zeros(5, 3), 4, 0.1),
@@ -231,6 +237,41 @@ def test_wrap_angle_range():
 def test_bad_input_is_refused(act, message):
     with pytest.raises(ConstraintError, match=message):
         act()
+
+
+def test_pid_takes_the_short_way_round_and_notices_another_batch():
+    turn = UnicyclePID(goal=(0.0, 0.0, -3.0), kp=(0.0, 0.0, 1.0), ki=(0.0,) * 3, kd=(0.0,) * 3)
+    x = torch.tensor([0.0, 0.0, 3.0])
+    torch.testing.assert_close(turn(x), torch.tensor([0.0, 2 * math.pi - 6.0]))
+    with pytest.raises(ConstraintError, match=r"shape \(4, 3\), the one before \(3,\): call reset"):
+        turn(x.expand(4, 3))
+
+
+@pytest.mark.parametrize("policy", [lambda x: [5.0, 0.0], lambda x: torch.tensor([5.0, 0.0]).double().numpy()])
+def test_held_inputs_may_cross_a_barrier_and_a_margin_keeps_them_out(policy):
+    """While an input is held, a fast robot passes where it should have slowed down."""
+    circle, start = OutsideCircles([[2.0, 0.0]], [1.0]), torch.tensor([-2.13, 0.0, 0.0])
+    lowest = {}
+    for margin in (0.0, 0.5):
+        safe = BarrierConstraint(Unicycle(), circle, linear(15.0), margin=margin)
+        path = rollout(Unicycle(), SafetyFilter(policy, safe), start, steps=50, dt=0.1)
+        assert path.states.dtype == torch.float32
+        lowest[margin] = float(circle(path.states).min())
+    assert lowest[0.0] < -0.05
+    assert lowest[0.5] > 0.0
+
+
+def test_a_rollout_with_limited_gradients():
+    fast = ControlAffine(1, 1, drift=lambda x: 10 * x, actuation=lambda x: torch.ones(1, 1))
+    gradients = []
+    for limit in (None, 2.0):
+        start = torch.tensor([1.0], requires_grad=True)
+        path = rollout(fast, lambda x: torch.zeros(1), start, 5, 0.1, limit=limit)
+        path.states[-1].sum().backward()
+        assert start.grad is not None
+        gradients.append(float(start.grad))
+    assert gradients[0] > 100
+    assert gradients[1] == pytest.approx(2.0)
 
 
 def test_stacked_filter_resets_its_policy():

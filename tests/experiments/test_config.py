@@ -37,6 +37,12 @@ def test_quick_is_one_seed():
     assert {config.seed for config in load_campaign(task="cbf", quick=True).runs} == {2}
 
 
+def test_quick_runs_stay_away_from_the_evidence():
+    assert load_campaign(task="cbf").folder == Path("results")
+    assert load_campaign(task="cbf", quick=True).folder == Path("runs/quick")
+    assert load_campaign(task="cbf", quick=True, out="here").folder == Path("here")
+
+
 def test_toml_and_options_on_top(tmp_path):
     file = tmp_path / "a.toml"
     file.write_text('task = "opt"\nprotocol = "ours"\nmethods = ["caffnet-ff"]\nseeds = [1, 2]\nepochs = 1500\n')

@@ -67,7 +67,31 @@ def test_command_line_runs_and_reports(tmp_path, monkeypatch):
     assert "report.html" in told.output
 
 
+def test_the_command_without_its_packages_says_what_to_install(monkeypatch):
+    from caffnet.__main__ import main
+
+    monkeypatch.setitem(sys.modules, "typer", None)
+    monkeypatch.delitem(sys.modules, "caffnet.cli")
+    with pytest.raises(SystemExit, match=r'needs typer: pip install "caffnet\[all\]"'):
+        main()
+
+
+def test_the_command_tells_its_version_and_what_it_is():
+    assert CliRunner().invoke(app, ["--version"]).output.strip() == caffnet.__version__
+    assert "Hard affine constraints" in CliRunner().invoke(app, ["--help"]).output
+
+
 def test_command_line_names_mistakes(tmp_path):
+    (tmp_path / "file").touch()
+    for arguments, told in (
+        (["demo", "--epochs", "-5"], "--epochs"),
+        (["demo", "--out", str(tmp_path / "file" / "a.png")], "must be a folder, but cannot be one"),
+        (["figures", "--kind", "foo"], "kind must be png, pdf or svg, got foo"),
+        (["time", "pwc", "--method", "foo"], "method must be one of nn, hardnet"),
+    ):
+        done = CliRunner().invoke(app, arguments)
+        assert done.exit_code == 2, arguments
+        assert told in done.stderr
     missing = CliRunner().invoke(app, ["report", str(tmp_path)])
     assert missing.exit_code == 2
     assert "No records below" in missing.stderr

@@ -279,6 +279,7 @@ def test_mistakes_on_the_command_line_have_answers(tmp_path):
         (["--config", str(tmp_path)], "cannot be read"),
         (["--config", str(tmp_path / "file")], "is not valid TOML"),
         (["--out", str(tmp_path / "file")], "out must be a folder"),
+        (["--out", str(tmp_path / "file" / "below")], "out must be a folder"),
         (["--checkpoint-seconds", "nan"], "checkpoint_seconds must be at least 0, got nan"),
     ):
         done = CliRunner().invoke(app, ["run", "pwc", "--method", "nn", "--quick", *options])

@@ -102,11 +102,13 @@ class InsidePolytope(Barrier):
 
     def __call__(self, x: Tensor) -> Tensor:
         """``b - A x``, ``(..., k)``."""
-        return self.b.to(x) - x @ self.A.to(x).mT
+        if x.shape[-1] != self.A.shape[1]:
+            raise ConstraintError(f"x must have shape (..., {self.A.shape[1]}), got {tuple(x.shape)}.")
+        return _like(self.b, x) - x @ _like(self.A, x).mT
 
     def evaluate(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """``b - A x`` and ``-A``."""
-        return self(x), -self.A.to(x).expand(*x.shape[:-1], *self.A.shape)
+        return self(x), -_like(self.A, x).expand(*x.shape[:-1], *self.A.shape)
 
 
 class InsideBox(InsidePolytope):
@@ -123,7 +125,11 @@ class InsideBox(InsidePolytope):
             raise ConstraintError(
                 f"lower and upper must both have shape (n_x,), got {tuple(low.shape)} and {tuple(high.shape)}."
             )
+        if (low > high).any():
+            raise ConstraintError(f"lower must not exceed upper, got {low.tolist()} and {high.tolist()}.")
         labels = [f"x{i}" for i in range(len(low))] if names is None else list(names)
+        if len(labels) != len(low):
+            raise ConstraintError(f"names must label each of the {len(low)} entries of the state, got {labels}.")
         one = torch.eye(len(low), dtype=torch.float64)
         A, b = torch.cat([one, -one]), torch.cat([high, -low])
         finite = b.isfinite()
@@ -146,13 +152,15 @@ class OutsideCircles(Barrier):
 
     def __init__(self, centres: ArrayLike, radii: ArrayLike, position: Sequence[int] = (0, 1)):
         self.centres, self.radii = _constant(centres), _constant(radii)
-        self.position = tuple(position)
+        self.position = _position(position)
         if self.centres.ndim != 2 or self.centres.shape[1] != len(self.position):
             raise ConstraintError(
                 f"centres must have shape (k, {len(self.position)}), got {tuple(self.centres.shape)}."
             )
         if self.radii.shape != self.centres.shape[:1]:
             raise ConstraintError(f"radii must have one entry per centre, got shape {tuple(self.radii.shape)}.")
+        if not (self.radii >= 0).all():
+            raise ConstraintError(f"radii must not be negative, got {self.radii.tolist()}.")
         self.names = tuple(f"circle {i}" for i in range(len(self.centres)))
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -161,8 +169,8 @@ class OutsideCircles(Barrier):
 
     def evaluate(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """``|p - c|² - r²`` and ``2 (p - c)`` in the columns of the position."""
-        offset = x[..., list(self.position)].unsqueeze(-2) - self.centres.to(x)  # (..., k, d)
-        value = offset.square().sum(-1) - self.radii.to(x).square()
+        offset = _located(x, self.position).unsqueeze(-2) - _like(self.centres, x)  # (..., k, d)
+        value = offset.square().sum(-1) - _like(self.radii, x).square()
         return value, _spread(2 * offset, self.position, x.shape[-1])
 
 
@@ -187,15 +195,17 @@ class OutsidePolytopes(Barrier):
         sharpness: float = 10.0,
         position: Sequence[int] = (0, 1),
     ):
-        self.position, self.sharpness = tuple(position), _positive(sharpness)
+        self.position, self.sharpness = _position(position), _positive(sharpness)
         pairs = [(_constant(A), _constant(b)) for A, b in polytopes]
+        if not pairs:
+            raise ConstraintError("OutsidePolytopes needs at least one polytope, got none.")
         for A, b in pairs:
             if A.ndim != 2 or A.shape[1] != len(self.position) or b.shape != A.shape[:1]:
                 raise ConstraintError(
                     f"A polytope is a pair of shapes (m, {len(self.position)}) and (m,), "
                     f"got {tuple(A.shape)} and {tuple(b.shape)}."
                 )
-        sides = max((len(b) for _, b in pairs), default=0)
+        sides = max(len(b) for _, b in pairs)
         self.A = torch.stack([torch.cat([A, A.new_zeros(sides - len(A), A.shape[1])]) for A, _ in pairs])
         self.b = torch.stack([torch.cat([b, b.new_full((sides - len(b),), math.inf)]) for _, b in pairs])
         self.buffer = torch.tensor([math.log(len(b)) for _, b in pairs], dtype=torch.float64) / self.sharpness
@@ -203,20 +213,20 @@ class OutsidePolytopes(Barrier):
 
     def __call__(self, x: Tensor) -> Tensor:
         """The smooth unions, ``(..., k)``."""
-        return torch.logsumexp(self.sharpness * self._sides(x), -1) / self.sharpness - self.buffer.to(x)
+        return torch.logsumexp(self.sharpness * self._sides(x), -1) / self.sharpness - _like(self.buffer, x)
 
     def evaluate(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The smooth unions, and ``Σ_i softmax(κ h_i) a_i`` in the columns of the position."""
         scaled = self.sharpness * self._sides(x)
-        value = torch.logsumexp(scaled, -1) / self.sharpness - self.buffer.to(x)
+        value = torch.logsumexp(scaled, -1) / self.sharpness - _like(self.buffer, x)
         weight = torch.softmax(scaled, -1).unsqueeze(-2)  # (..., k, 1, sides)
-        return value, _spread((weight @ self.A.to(x)).squeeze(-2), self.position, x.shape[-1])
+        return value, _spread((weight @ _like(self.A, x)).squeeze(-2), self.position, x.shape[-1])
 
     def _sides(self, x: Tensor) -> Tensor:
         """``A_j p - b_j``, ``(..., k, sides)``: positive beyond a side, ``-inf`` where there is no side."""
-        p = x[..., list(self.position)]
-        A = self.A.to(x)
-        return (p @ A.flatten(0, 1).mT).unflatten(-1, A.shape[:2]) - self.b.to(x)
+        p = _located(x, self.position)
+        A = _like(self.A, x)
+        return (p @ A.flatten(0, 1).mT).unflatten(-1, A.shape[:2]) - _like(self.b, x)
 
 
 class Stack(Barrier):
@@ -253,7 +263,7 @@ class Union(Barrier):
             [ 0.9307]])
     """
 
-    sign = 1.0
+    sign, names = 1.0, ("union",)
 
     def __init__(self, *parts: Barrier, sharpness: float = 10.0):
         self.parts, self.sharpness = Stack(*parts), _positive(sharpness)
@@ -279,7 +289,7 @@ class Intersection(Union):
     tensor([0.9861])
     """
 
-    sign = -1.0
+    sign, names = -1.0, ("intersection",)
 
     def _blend(self, value: Tensor) -> Tensor:
         return -torch.logsumexp(-self.sharpness * value, -1, keepdim=True) / self.sharpness
@@ -338,6 +348,27 @@ def _spread(columns: Tensor, position: tuple[int, ...], n_x: int) -> Tensor:
         return torch.nn.functional.pad(columns, (0, n_x - len(position)))
     whole = columns.new_zeros(*columns.shape[:-1], n_x)
     return whole.index_copy(-1, torch.tensor(position, device=columns.device), columns)
+
+
+def _like(constant: Tensor, x: Tensor) -> Tensor:
+    """The constant in the number type and on the device of the states."""
+    if not x.is_floating_point():
+        raise ConstraintError(f"x must be of a floating type, got {x.dtype}: write x.double().")
+    return constant.to(x)
+
+
+def _position(given: Sequence[int]) -> tuple[int, ...]:
+    position = tuple(given)
+    if not position or min(position) < 0 or len(set(position)) < len(position):
+        raise ConstraintError(f"position must name different entries of the state, counted from 0, got {position}.")
+    return position
+
+
+def _located(x: Tensor, position: tuple[int, ...]) -> Tensor:
+    """The position in states ``(..., n_x)``, ``(..., d)``."""
+    if x.shape[-1] <= max(position):
+        raise ConstraintError(f"x must have the entries {position}, its position, got {x.shape[-1]} entries.")
+    return x[..., list(position)]
 
 
 def _constant(value: ArrayLike) -> Tensor:

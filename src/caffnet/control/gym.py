@@ -31,7 +31,7 @@ class ControlEnv(gymnasium.Env[np.ndarray, np.ndarray]):
         system: the dynamics.
         start: draws an initial state ``(n_x,)`` from a numpy generator.
         cost: ``(x, u) -> cost`` of one step; the reward is its negative.
-        lower: lower limits of the input, ``(n_u,)``.
+        lower: lower limits of the input, ``(n_u,)`` or one for all.
         upper: upper limits of the input.
         barrier: functions that should stay >= 0; ``info["barrier"]`` holds the smallest.
         done: ``x -> bool``, whether the goal is reached; never if None.
@@ -44,8 +44,8 @@ class ControlEnv(gymnasium.Env[np.ndarray, np.ndarray]):
         system: ControlAffine,
         start: Callable[[np.random.Generator], np.ndarray],
         cost: Callable[[np.ndarray, np.ndarray], float],
-        lower: np.ndarray,
-        upper: np.ndarray,
+        lower: np.ndarray | float,
+        upper: np.ndarray | float,
         barrier: Barrier | None = None,
         done: Callable[[np.ndarray], bool] | None = None,
         steps: int = 150,
@@ -54,7 +54,8 @@ class ControlEnv(gymnasium.Env[np.ndarray, np.ndarray]):
         self.system, self.start, self.cost, self.barrier, self.done = system, start, cost, barrier, done
         self.steps, self.dt = steps, dt
         self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (system.n_x,), np.float64)
-        self.action_space = gymnasium.spaces.Box(np.asarray(lower), np.asarray(upper), (system.n_u,), np.float64)
+        low, high = (np.broadcast_to(np.asarray(side, np.float64), (system.n_u,)) for side in (lower, upper))
+        self.action_space = gymnasium.spaces.Box(low, high, (system.n_u,), np.float64)
         self._x = torch.zeros(system.n_x, dtype=torch.float64)
         self._left = 0
 
@@ -62,7 +63,7 @@ class ControlEnv(gymnasium.Env[np.ndarray, np.ndarray]):
         """A new episode; ``options={"start": x}`` sets the initial state."""
         super().reset(seed=seed)
         start = self.start(self.np_random) if options is None or "start" not in options else options["start"]
-        self._x = torch.as_tensor(np.array(start, dtype=np.float64))
+        self._x = torch.from_numpy(_numbers("start", start, self.system.n_x))
         self._left = self.steps
         return self._x.numpy().copy(), self._info()
 
@@ -71,12 +72,13 @@ class ControlEnv(gymnasium.Env[np.ndarray, np.ndarray]):
         if self._left <= 0:
             raise ConstraintError("The episode is over, or none was started: call reset() first.")
         space = self.action_space
-        u = np.clip(_as_action(action, self.system.n_u), space.low, space.high)  # type: ignore[attr-defined]
+        u = np.clip(_numbers("action", action, self.system.n_u), space.low, space.high)  # type: ignore[attr-defined]
         reward = -float(self.cost(self._x.numpy().copy(), u))
         self._x = rk4(self.system, self._x, torch.from_numpy(u), self.dt)
-        self._left -= 1
         arrived = self.done is not None and bool(self.done(self._x.numpy().copy()))
-        return self._x.numpy().copy(), reward, arrived, self._left == 0, self._info()
+        cut = self._left == 1
+        self._left = 0 if arrived else self._left - 1
+        return self._x.numpy().copy(), reward, arrived, cut, self._info()
 
     def _info(self) -> dict[str, Any]:
         return {} if self.barrier is None else {"barrier": float(self.barrier(self._x).min())}
@@ -128,7 +130,7 @@ class SafeActions(gymnasium.Wrapper[np.ndarray, np.ndarray, np.ndarray, np.ndarr
         if self._seen is None:
             raise ConstraintError("No episode was started: call reset() first.")
         observed = self._seen if self.state is None else self.state(self._seen)
-        wanted = _as_action(action, self.limits.n)
+        wanted = _numbers("action", action, self.limits.n)
         answer = self._filter(torch.from_numpy(wanted), torch.as_tensor(np.asarray(observed, dtype=np.float64)))
         # Rounding and the point of least violation may leave the limits: the environment would saturate them unseen.
         taken = answer.value.clamp(self.limits.lower, self.limits.upper).numpy()
@@ -150,9 +152,11 @@ class SafeActions(gymnasium.Wrapper[np.ndarray, np.ndarray, np.ndarray, np.ndarr
             raise explain(error) from None
 
 
-def _as_action(action: np.ndarray, n_u: int) -> np.ndarray:
-    """The action as numbers ``(n_u,)``. Any other shape is refused: it would broadcast."""
-    numbers = np.array(action, dtype=np.float64)
-    if numbers.shape != (n_u,):
-        raise ConstraintError(f"The action must have shape ({n_u},), got {numbers.shape}.")
+def _numbers(name: str, given: np.ndarray, size: int) -> np.ndarray:
+    """A copy as finite numbers ``(size,)``. Any other shape is refused: it would broadcast."""
+    numbers = np.array(given, dtype=np.float64)
+    if numbers.shape != (size,):
+        raise ConstraintError(f"The {name} must have shape ({size},), got {numbers.shape}.")
+    if not np.isfinite(numbers).all():
+        raise ConstraintError(f"The {name} must be finite numbers, got {numbers.tolist()}.")
     return numbers

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from caffnet.control.systems import wrap_angle
 from caffnet.errors import ConstraintError
 
 
@@ -45,6 +46,11 @@ class PID:
         kp, ki, kd = self.gains.to(error)
         now = error.detach()
         total, last = (torch.zeros_like(now),) * 2 if self._memory is None else self._memory
+        if last.shape != now.shape:
+            raise ConstraintError(
+                f"The error has shape {tuple(now.shape)}, the one before {tuple(last.shape)}: "
+                "call reset() before another rollout."
+            )
         total = total + self.dt * now
         self._memory = (total, now)
         return kp * error + ki * total + kd * ((error - last) / self.dt)
@@ -88,10 +94,10 @@ class UnicyclePID:
 
 
 def body_frame_error(x: Tensor, goal: Tensor) -> Tensor:
-    """``goal - x`` seen from the robot: (ahead, to the left, heading), ``(..., 3)``."""
+    """``goal - x`` seen from the robot: (ahead, to the left, heading in [-π, π)), ``(..., 3)``."""
     gap = goal - x
     heading = x[..., 2]
     cos, sin = torch.cos(heading), torch.sin(heading)
     ahead = cos * gap[..., 0] + sin * gap[..., 1]
     side = cos * gap[..., 1] - sin * gap[..., 0]
-    return torch.stack([ahead, side, gap[..., 2]], -1)
+    return torch.stack([ahead, side, wrap_angle(gap[..., 2])], -1)

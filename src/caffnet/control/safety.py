@@ -6,6 +6,10 @@ Along the system the barrier changes as ``dh/dt = L_f h + L_g h u``. If every in
 
 then h can decay towards zero but never cross it: a state that starts safe stays safe. The condition is affine in `u`,
 one row per function: ``-L_g h(x) u <= L_f h(x) + α(h(x))``.
+
+The argument is for inputs that change at every instant. An input that is held for `dt` leaves
+``h(t + dt) = h + dt (L_f h + L_g h u) + O(dt²) >= (1 - α' dt) h + O(dt²)``: keep ``α' dt`` well below 1, leave a
+`margin` for the second order, and look at ``barrier(path.states).min()``.
 """
 
 from __future__ import annotations
@@ -35,7 +39,9 @@ def linear(slope: float = 1.0) -> ClassK:
 
 def power(slope: float = 1.0, exponent: float = 3.0) -> ClassK:
     """``α(h) = slope · sign(h) |h|^exponent``: gentle near the boundary, free far away from it."""
-    _check_positive(slope=slope, exponent=exponent)
+    _check_positive(slope=slope)
+    if not exponent >= 1:
+        raise ConstraintError(f"exponent must be at least 1, got {exponent!r}: below, α has no derivative at 0.")
     return lambda h: slope * h.sign() * h.abs() ** exponent
 
 
@@ -55,6 +61,7 @@ class BarrierConstraint:
         barrier: functions that must stay >= 0.
         class_k: the α; `linear(1.0)` if None.
         inputs: limits on the input that hold everywhere, as an `AffineSet` in ``R^n_u``.
+        margin: keep ``h >= margin``, for what happens while an input is held.
 
     Differentiable with respect to the state. States ``(..., n_x)`` give a set with rows ``(..., m, n_u)``.
 
@@ -71,11 +78,14 @@ class BarrierConstraint:
         barrier: Barrier,
         class_k: ClassK | None = None,
         inputs: AffineSet | None = None,
+        margin: float = 0.0,
     ):
         if inputs is not None and (inputs.n != system.n_u or inputs.A.ndim != 2):
             raise ConstraintError(f"inputs must be one set in R^{system.n_u} without batch axes, got {inputs}.")
-        self.system, self.barrier, self.inputs = system, barrier, inputs
-        self.class_k = linear() if class_k is None else class_k
+        if not margin >= 0:
+            raise ConstraintError(f"margin must be at least 0, got {margin!r}.")
+        self.system, self.barrier, self.inputs, self.margin = system, _as_barrier(barrier), inputs, margin
+        self.class_k = _as_class_k(class_k)
         self._cast: dict[tuple[torch.dtype, torch.device], AffineSet] = {}
 
     def __call__(self, x: Tensor) -> AffineSet:
@@ -83,7 +93,7 @@ class BarrierConstraint:
         if x.shape[-1] != self.system.n_x:
             raise ConstraintError(f"x must have shape (..., {self.system.n_x}), got {tuple(x.shape)}.")
         value, gradient = self.barrier.evaluate(x)
-        bound = self.class_k(value)
+        bound = self.class_k(value - self.margin if self.margin else value)
         drifting = self.system.along_drift(gradient, x)
         bound = bound if drifting is None else bound + drifting
         rows = -self.system.along_input(gradient, x)
@@ -121,8 +131,8 @@ class HighOrder(Barrier):
     def __init__(self, barrier: Barrier, system: ControlAffine, class_k: ClassK | None = None):
         if system.drift is None:
             raise ConstraintError(f"{type(system).__name__} has no drift, so no order can be raised along it.")
-        self.barrier, self.system = barrier, system
-        self.class_k = linear() if class_k is None else class_k
+        self.barrier, self.system = _as_barrier(barrier), system
+        self.class_k = _as_class_k(class_k)
         self.names = barrier.names
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -137,7 +147,8 @@ class SafetyFilter(nn.Module):
     """A policy whose inputs are replaced by the nearest safe ones.
 
     Args:
-        policy: any function ``x -> u``: a controller, a trained network, a human's joystick.
+        policy: any function ``x -> u``: a controller, a trained network, a human's joystick. What it returns is used in
+            the number type and on the device of the state.
         constraint: the safe inputs at each state, a `BarrierConstraint` or any function ``x -> AffineSet``.
         **options: for the layer, as in `caffnet.project`.
 
@@ -167,7 +178,7 @@ class SafetyFilter(nn.Module):
 
     def _filter(self, answer: Callable[..., Any], x: Tensor) -> Any:
         try:
-            return answer(self.policy(x), x=x)
+            return answer(torch.as_tensor(self.policy(x)).to(x), x=x)
         except InfeasibleError as error:
             raise explain(error) from None
 
@@ -188,6 +199,18 @@ def explain(error: InfeasibleError) -> InfeasibleError:
         error.samples,
         error.conflicts,
     )
+
+
+def _as_barrier(given: Barrier) -> Barrier:
+    if not isinstance(given, Barrier):
+        raise ConstraintError(f"barrier must be a Barrier, got {given!r}: wrap a function in FunctionBarrier.")
+    return given
+
+
+def _as_class_k(given: ClassK | None) -> ClassK:
+    if given is not None and not callable(given):
+        raise ConstraintError(f"class_k must be a function, such as linear({given!r}), got {given!r}.")
+    return linear() if given is None else given
 
 
 def _check_positive(**values: float) -> None:

@@ -41,6 +41,8 @@ def limit_gradient(x: Tensor, limit: float) -> Tensor:
     tensor([[2.0000, 0.0000],
             [3.0000, 4.0000]])
     """
+    if not limit > 0:
+        raise ConstraintError(f"limit must be positive, got {limit!r}.")
     if not x.requires_grad:
         return x
     x = x.view_as(x)
@@ -68,6 +70,7 @@ def rollout(
     steps: int,
     dt: float,
     integrate: Callable[[ControlAffine, Tensor, Tensor, float], Tensor] = rk4,
+    limit: float | None = None,
 ) -> Trajectory:
     """Follow a policy from many states at once; gradients flow through all steps.
 
@@ -79,6 +82,7 @@ def rollout(
         steps: number of inputs.
         dt: time between inputs.
         integrate: one step of the dynamics.
+        limit: on the gradient with respect to each state that is passed on, see `limit_gradient`; None for none.
 
     >>> from caffnet.control import Unicycle
     >>> path = rollout(Unicycle(), lambda x: torch.ones(2), torch.zeros(5, 3), steps=10, dt=0.1)
@@ -91,9 +95,10 @@ def rollout(
         policy.reset()  # type: ignore[attr-defined]
     states, inputs = [start], []
     for _ in range(steps):
-        u = _for_every_state(policy(states[-1]), states[-1], system.n_u)
+        x = states[-1] if limit is None else limit_gradient(states[-1], limit)
+        u = _for_every_state(policy(x), x, system.n_u)
         inputs.append(u)
-        states.append(integrate(system, states[-1], u, dt))
+        states.append(integrate(system, x, u, dt))
     return Trajectory(torch.stack(states, -2), torch.stack(inputs, -2))
 
 

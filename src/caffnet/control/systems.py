@@ -83,6 +83,7 @@ class Unicycle(ControlAffine):
     def velocity(self, x: Tensor, u: Tensor) -> Tensor:
         """``dx/dt``, ``(..., 3)``."""
         self._check(x, u)
+        u = u.to(x)
         heading, speed, turn = x[..., 2], u[..., 0], u[..., 1]
         return torch.stack([speed * torch.cos(heading), speed * torch.sin(heading), turn], -1)
 

@@ -35,9 +35,11 @@ def run_campaign(
     A post-hoc run waits for the soft network that it projects. If a run fails the others go on; then the first error is
     raised, with a note that names the run.
     """
-    out = Path(campaign.out)
-    if out.exists() and not out.is_dir():
-        raise ConfigError(f"out must be a folder, but {out} is a file.")
+    out = campaign.folder
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"out must be a folder, but {out} cannot be one: {error.strerror}.") from None
     book = _Book(on_done)
     if campaign.jobs > 1 and not started_by_torchrun():
         _run_in_parallel(campaign, out, on_tick, book)

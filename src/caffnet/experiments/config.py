@@ -132,7 +132,8 @@ class Campaign:
         methods: rows of the table; all of the paper's if empty.
         seeds: the paper's if empty.
         settings: fields of `RunConfig` that differ from the protocol.
-        out: folder of records and checkpoints.
+        out: folder of records and checkpoints; if empty ``results``, or ``runs/quick`` for quick runs, which are no
+            evidence.
         jobs: runs at the same time.
         threads: threads per run.
         quick: one seed and few epochs, to see that everything works.
@@ -144,7 +145,7 @@ class Campaign:
     methods: tuple[str, ...] = ()
     seeds: tuple[int, ...] = ()
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    out: str = "results"
+    out: str = ""
     jobs: int = 1
     threads: int = 1
     quick: bool = False
@@ -156,6 +157,11 @@ class Campaign:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}.")
         if not self.checkpoint_seconds >= 0:
             raise ConfigError(f"checkpoint_seconds must be at least 0, got {self.checkpoint_seconds}.")
+
+    @property
+    def folder(self) -> Path:
+        """Where everything goes."""
+        return Path(self.out or ("runs/quick" if self.quick else "results"))
 
     @property
     def runs(self) -> list[RunConfig]:

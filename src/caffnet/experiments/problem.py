@@ -21,8 +21,6 @@ from caffnet.preparation import Prepared
 #: A violation above this counts in the paper's "Num (%)" column.
 COUNTED = 1e-6
 
-PENALTIES = ("squared", "linear")
-
 
 class Loss(NamedTuple):
     """The loss of a batch, as sums over its samples.

@@ -22,6 +22,8 @@ FORMAT = "caffnet-record-1"
 
 #: What a record must say for a report.
 PARTS = ("config", "training", "evaluation", "curves", "finished")
+CONFIG_PARTS = ("task", "method", "seed", "protocol", "epochs")
+TIMING_PARTS = ("name", "task", "protocol", "methods", "finished")
 
 
 class RecordError(ValueError):
@@ -82,17 +84,28 @@ def read_records(out: Path) -> list[dict[str, Any]]:
     found = []
     for path in sorted(path for path in out.rglob("*.json") if path.parent.name == "records"):
         record = read_record(path)
-        if absent := [part for part in PARTS if part not in record]:
-            raise RecordError(f"{path} is incomplete: it has no {', '.join(absent)}.")
+        _check_parts(path, record, PARTS)
+        _check_parts(path, record["config"], CONFIG_PARTS)
         found.append(record)
     return found
 
 
+def _check_parts(path: Path, record: Any, parts: tuple[str, ...]) -> None:
+    if absent := [part for part in parts if not isinstance(record, dict) or part not in record]:
+        raise RecordError(f"{path} is incomplete: it has no {', '.join(absent)}.")
+
+
 def read_timings(folders: Iterable[Path]) -> list[dict[str, Any]]:
-    """The latest timing of every task and protocol."""
+    """The timing of every task and protocol with the most methods; of equal ones the latest."""
+
+    def rank(record: dict[str, Any]) -> tuple[int, str]:
+        return len(record["methods"]), record["finished"]
+
     found: dict[str, dict[str, Any]] = {}
-    for record in (read_record(path) for folder in folders for path in sorted(folder.rglob("timing/*.json"))):
-        if record["finished"] >= found.get(record["name"], record)["finished"]:
+    for path in (path for folder in folders for path in sorted(folder.rglob("timing/*.json"))):
+        record = read_record(path)
+        _check_parts(path, record, TIMING_PARTS)
+        if rank(record) >= rank(found.get(record["name"], record)):
             found[record["name"]] = record
     return [found[name] for name in sorted(found)]
 

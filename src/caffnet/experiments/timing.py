@@ -10,7 +10,7 @@ from __future__ import annotations
 import datetime
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,16 +34,18 @@ def time_methods(
     protocol: str,
     out: Path,
     *,
+    methods: Sequence[str] | None = None,
     rounds: int = 7,
     device: str = "cpu",
     on_step: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
-    """Time every method of an experiment, and write what was found below ``out/timing``.
+    """Time the methods of an experiment, and write what was found below ``out/timing``.
 
     Args:
         task: the experiment.
         protocol: of the settings; the seed is the first of the paper's.
         out: folder of the records.
+        methods: all of the paper's if None.
         rounds: epochs, and tests, of each method that are timed.
         device: where to run.
         on_step: told what is timed now.
@@ -51,7 +53,8 @@ def time_methods(
     if task not in TASKS:
         raise ConfigError(f"task must be one of {', '.join(TASKS)}, got {task!r}.")
     seed, tell = SEEDS[task][0], on_step or (lambda _: None)
-    rows = [name for name in METHODS[task] if name != "post-hoc"]  # which is the soft network until it is evaluated
+    # A post-hoc projection is the soft network until it is evaluated.
+    rows = [name for name in dict.fromkeys(methods or METHODS[task]) if name != "post-hoc"]
     problems: dict[str, Problem] = {}
     steps: dict[str, dict[str, Callable[[], float]]] = {"train_ms": {}, "test_ms": {}}
     for name in rows:

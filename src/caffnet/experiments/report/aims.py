@@ -85,4 +85,4 @@ AIMS: dict[str, tuple[Claim, ...]] = {
 
 def aims_table(groups: list[Group], timings: Sequence[dict[str, Any]], task: str) -> Table | None:
     """What this library aims at."""
-    return judge(groups, timings, task, AIMS[task], "aims", "Aims of caffnet", "The aim")
+    return judge(groups, timings, task, AIMS[task], "aims", "Aims of caffnet", "The aim", dropout=False)

@@ -58,23 +58,28 @@ def figures(groups: list[Group]) -> dict[str, tuple[str, Figure]]:
         return {}
     task = groups[0].task
     told = "Training loss above the lowest of all methods with the same seed" if task == "opt" else "Training loss"
+    part = f", first {FIRST_EPOCHS} epochs" if max(group.epochs for group in groups) > FIRST_EPOCHS else ""
     wanted: list[tuple[str, str, Drawing]] = [
-        ("loss", f"{told}, first {FIRST_EPOCHS} epochs: median over seeds, range shaded.", training_loss)
+        ("loss", f"{told}{part}: median over seeds, range shaded.", training_loss)
     ]
     if task == "pwc":
         caption = "Learned functions and the feasible region (white). Thin lines: the other seeds."
         wanted.insert(0, ("functions", caption, learned_functions))
     if task == "opt":
-        caption = (
-            "Distance of the mean objective from IPOPT's, seed by seed. Open triangles: below IPOPT's objective, which "
-            "takes a violation of the constraints or a better local optimum."
-        )
+        caption = "Distance of the mean objective from IPOPT's, seed by seed."
+        if any(gap < 0 for group in groups for gap in _gaps(group, optima(groups)).values()):
+            caption += (
+                " Open triangles: below IPOPT's objective, which takes a violation of the constraints or a better "
+                "local optimum."
+            )
         wanted.append(("gap", caption, optimality_gap))
     if task == "cbf":
+        drawn_seeds = {_drawn_record(group, groups)["config"]["seed"] for group in groups}
+        seed = f", seed {drawn_seeds.pop()}" if len(drawn_seeds) == 1 else ""
         wanted.insert(
-            0, ("trajectories", "Trajectories from the test state. Thin lines: the other seeds.", trajectories)
+            0, ("trajectories", f"Trajectories from the test state{seed}. Thin lines: the other seeds.", trajectories)
         )
-        wanted.insert(1, ("inputs", "Inputs along the test trajectory, with their limits.", control_inputs))
+        wanted.insert(1, ("inputs", f"Inputs along the test trajectory{seed}, with their limits.", control_inputs))
     drawn = {}
     with matplotlib.rc_context(STYLE):
         for name, caption, draw in wanted:
@@ -197,14 +202,13 @@ def optimality_gap(groups: list[Group]) -> Figure | None:
     ax = figure.subplots()
     width = 0.7 / len(shown)
     for i, group in enumerate(shown):
-        found = dict(zip(group.seeds, group.values("objective"), strict=True))
-        places = [seeds.index(seed) + (i - (len(shown) - 1) / 2) * width for seed in found if seed in best]
-        gaps = [value - best[seed] for seed, value in found.items() if seed in best]
-        above = [(p, g) for p, g in zip(places, gaps, strict=True) if g >= 0]
-        below = [(p, -g) for p, g in zip(places, gaps, strict=True) if g < 0]
+        gaps = _gaps(group, best)
+        places = {seed: seeds.index(seed) + (i - (len(shown) - 1) / 2) * width for seed in gaps}
+        above = [(places[seed], gap) for seed, gap in gaps.items() if gap >= 0]
+        below = [(places[seed], -gap) for seed, gap in gaps.items() if gap < 0]
         style: dict[str, Any] = {"color": COLOURS[group.method], "s": 26, "zorder": 3}
         ax.scatter([p for p, _ in above], [g for _, g in above], label=TITLES[group.method], **style)
-        if below:  # better than the optimum: only by violating constraints
+        if below:
             edge = COLOURS[group.method]
             x, y = [p for p, _ in below], [g for _, g in below]
             ax.scatter(x, y, s=26, c="none", marker="v", edgecolors=edge, zorder=3)
@@ -216,6 +220,12 @@ def optimality_gap(groups: list[Group]) -> Figure | None:
     ax.set_ylabel("|objective - IPOPT|")
     figure.legend(loc="outside right upper", handletextpad=0.2)
     return figure
+
+
+def _gaps(group: Group, best: dict[int, float]) -> dict[int, float]:
+    """How far a method's objective is above IPOPT's, by seed."""
+    found = zip(group.seeds, group.values("objective"), strict=True)
+    return {seed: value - best[seed] for seed, value in found if seed in best}
 
 
 # ---------------------------------------------------------------------------------------------------- cbf

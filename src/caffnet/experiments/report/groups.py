@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -133,6 +134,21 @@ def commands(groups: Iterable[Group]) -> tuple[str, ...]:
         words += [word for change in changes.split(", ") if change for word in ("--set", change)]
         lines.append(" ".join(words))
     return tuple(lines)
+
+
+def sources(records: Iterable[dict[str, Any]]) -> list[str]:
+    """Where the runs were made: machines, software, commits."""
+    machines: set[str] = set()
+    software: set[str] = set()
+    commits: Counter[str] = Counter()
+    for record in records:
+        machine, versions = record["machine"], dict(record["versions"])
+        gpu = f", {machine['gpu']}" if machine.get("gpu") else ""
+        machines.add(f"{machine['processor']}, {machine['threads']} thread(s) per run{gpu}")
+        commits[versions.pop("revision", "not noted")] += 1
+        software.add(", ".join(f"{name} {version}" for name, version in versions.items()))
+    made = ", ".join(f"{name} ({runs} run{'s' * (runs > 1)})" for name, runs in sorted(commits.items()))
+    return [*sorted(machines), *sorted(software), f"Commits: {made}"]
 
 
 def mean_and_spread(values: list[float]) -> tuple[float | None, float | None]:

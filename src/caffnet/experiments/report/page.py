@@ -7,6 +7,7 @@ import html
 from typing import Any
 
 from caffnet.experiments.report.formats import as_html
+from caffnet.experiments.report.groups import sources
 from caffnet.experiments.report.tables import NAMES, Table
 
 STYLE = """
@@ -68,12 +69,5 @@ def _figure(caption: str, png: bytes) -> str:
 
 
 def _sources(records: list[dict[str, Any]]) -> str:
-    """Where the runs were made."""
-    machines = {
-        f"{record['machine']['processor']}, {record['machine']['threads']} thread(s) per run"
-        + (f", {record['machine']['gpu']}" if record["machine"].get("gpu") else "")
-        for record in records
-    }
-    software = {", ".join(f"{name} {version}" for name, version in record["versions"].items()) for record in records}
-    lines = "".join(f"<li>{html.escape(line)}</li>" for line in [*sorted(machines), *sorted(software)])
+    lines = "".join(f"<li>{html.escape(line)}</li>" for line in sources(records))
     return f"<h2>Where the runs were made</h2><ul>{lines}</ul>"

@@ -12,7 +12,7 @@ from caffnet.experiments.report.aims import aims_table
 from caffnet.experiments.report.claims import claims_table
 from caffnet.experiments.report.figures import figures, save
 from caffnet.experiments.report.formats import as_csv, as_latex, as_markdown
-from caffnet.experiments.report.groups import Group, group_records, main_groups
+from caffnet.experiments.report.groups import Group, group_records, main_groups, sources
 from caffnet.experiments.report.page import build_page
 from caffnet.experiments.report.tables import NAMES, Table, gap_table, results_table, speed_table
 
@@ -49,6 +49,12 @@ def write_report(folders: Sequence[Path], out: Path, markdown_to: Path | None = 
     sections: dict[str, tuple[list[Table], list[tuple[str, bytes]]]] = {}
     markdown = ["# Results", "", "Written by `caffnet report` from the records; rows in italics are the paper's.", ""]
     latex: list[str] = []
+
+    def add(table: Table) -> None:
+        markdown.append(as_markdown(table))
+        latex.append(as_latex(table))
+        write(f"tables/{table.name}.csv", as_csv(table))
+
     for task in TASKS:
         tables = _tables(groups, task)
         if not tables:
@@ -58,9 +64,7 @@ def write_report(folders: Sequence[Path], out: Path, markdown_to: Path | None = 
         markdown += [f"## {NAMES[task]}", ""]
         pictures: list[tuple[str, bytes]] = []
         for table in tables:
-            markdown += [as_markdown(table)]
-            latex += [as_latex(table)]
-            write(f"tables/{table.name}.csv", as_csv(table))
+            add(table)
         for protocol in PROTOCOLS:
             for name, (caption, figure) in figures(_drawn(groups, task, protocol)).items():
                 stem = f"figures/{task}-{protocol}-{name}"
@@ -73,9 +77,8 @@ def write_report(folders: Sequence[Path], out: Path, markdown_to: Path | None = 
         sections[task] = (tables, pictures)
     last = [table for table in (speed_table(timings),) if table is not None]
     for table in last:
-        markdown += [as_markdown(table)]
-        latex += [as_latex(table)]
-        write(f"tables/{table.name}.csv", as_csv(table))
+        add(table)
+    markdown += ["## Where the runs were made", "", *(f"- {line}" for line in sources(records)), ""]
     write("report.md", "\n".join(markdown))
     if markdown_to is not None:
         written += _publish("\n".join(markdown), [path for path in written if path.suffix == ".png"], markdown_to)
