@@ -449,6 +449,17 @@ def test_a_limited_adjoint_changes_what_rollouts_learn():
         resolve("pwc", "nn", 1, "paper", {"adjoint": 1.0})
 
 
+def test_a_smaller_goal_counts_in_training_only():
+    usual, small = (build_problem(resolve("cbf", "nn", 2, "paper", {"goal_radius": r})) for r in (0.1, 0.05))
+    model = build_model(resolve("cbf", "nn", 2), usual)
+    near = torch.tensor([[-0.07, 0.0, 0.0]], dtype=torch.float64)
+    assert usual.loss(model, near).cost < 150 * 2  # at the goal: all that costs is the input that is not applied
+    assert small.loss(model, near).cost > 1e3
+    assert usual.evaluate(model).metrics["cost"] == small.evaluate(model).metrics["cost"]
+    with pytest.raises(ConfigError, match="goal_radius is about a rollout, which only cbf has, got task opt"):
+        resolve("opt", "nn", 1, "paper", {"goal_radius": 0.05})
+
+
 def test_the_null_space_head_can_be_left_out():
     config = resolve("cbf", "caffnet-ff", 2, "paper", {"null_start": "none"})
     assert build_model(config, build_problem(config)).null is None

@@ -94,13 +94,14 @@ class DrivingProblem(Problem):
     Args:
         seed: of torch's CPU stream. As in the paper's runs, 300 states, one and one are drawn and thrown away first.
         adjoint: limit on the gradient with respect to each state that an input follows; 0 for none.
+        goal_radius: of the circle that counts as the goal in the loss; a test has the paper's.
     """
 
     name, n_in, n_out = "cbf", 3, 2
 
-    def __init__(self, seed: int, adjoint: float = 0.0):
+    def __init__(self, seed: int, adjoint: float = 0.0, goal_radius: float = GOAL_RADIUS):
         super().__init__()
-        self.adjoint = adjoint
+        self.adjoint, self.goal_radius = adjoint, goal_radius
         one = torch.eye(2, dtype=torch.float64)
         limits = torch.tensor([*INPUT_UPPER, *(-v for v in INPUT_LOWER)], dtype=torch.float64)
         inputs = AffineSet.inequality(torch.cat([one, -one]), limits, names=INPUT_NAMES)
@@ -131,7 +132,7 @@ class DrivingProblem(Problem):
 
     def loss(self, model: nn.Module, x: Tensor, penalty: str = "squared") -> Loss:
         """The cost of 15 s from every initial state."""
-        return self._drive(model, x, TRAIN_STEPS, penalty)
+        return self._drive(model, x, TRAIN_STEPS, penalty, goal_radius=self.goal_radius)
 
     def evaluate(self, model: nn.Module, exact: bool = False) -> Evaluation:
         """Cost, violations and safety of 10 s from the test state; the arrival may come within the 15 s of training."""
@@ -205,6 +206,7 @@ class DrivingProblem(Problem):
         steps: int,
         penalty: str,
         path: list[tuple[Tensor, ...]] | None = None,
+        goal_radius: float = GOAL_RADIUS,
     ) -> Loss:
         """The rollout of the module's docstring; `path` collects (state, input, nominal, next state)."""
         pid = UnicyclePID(dt=DT)
@@ -215,7 +217,7 @@ class DrivingProblem(Problem):
             nominal = torch.clamp(pid(x), self.input_lower, self.input_upper)
             allowed = self.constraint(x)  # remembered: a layer asks for the same
             u = torch.clamp(model(x, nominal), self.input_lower, self.input_upper)
-            driving = (x[..., :2].square().sum(-1, keepdim=True) > GOAL_RADIUS**2).to(x.dtype)
+            driving = (x[..., :2].square().sum(-1, keepdim=True) > goal_radius**2).to(x.dtype)
             # At the goal u = 0 and x = 0, where every row holds: masking the violation is the same.
             amount, largest = penalty_of(allowed.violation(u) * driving, penalty)
             x, u = x * driving, u * driving
