@@ -60,7 +60,7 @@ def figures(groups: list[Group]) -> dict[str, tuple[str, Figure]]:
     told = "Training loss above the lowest of all methods with the same seed" if task == "opt" else "Training loss"
     part = f", first {FIRST_EPOCHS} epochs" if max(group.epochs for group in groups) > FIRST_EPOCHS else ""
     wanted: list[tuple[str, str, Drawing]] = [
-        ("loss", f"{told}{part}: median over seeds, range shaded.", training_loss)
+        ("loss", f"{told}{part}: median over seeds and neighbouring epochs, range shaded.", training_loss)
     ]
     if task == "pwc":
         caption = "Learned functions and the feasible region (white). Thin lines: the other seeds."
@@ -160,16 +160,23 @@ def training_loss(groups: list[Group]) -> Figure | None:
         colour = COLOURS[group.method]
         if len(curves) > 1:
             ax.fill_between(epochs, [min(v) for v in above], [max(v) for v in above], color=colour, alpha=0.15, lw=0)
-        middle = [statistics.median(v) for v in above]
+        middle = _steady([statistics.median(v) for v in above])
         ax.plot(epochs, middle, color=colour, label=TITLES[group.method], linewidth=1.2)
     ax.set_yscale("log")
     if relative:
-        ax.set_ylim(bottom=LEAST_GAP)
+        ax.set_ylim(bottom=max(LEAST_GAP, ax.get_ylim()[0]))
     ax.set_xlim(left=0)
     ax.set_xlabel("Epoch")
     ax.set_ylabel("Training loss above the lowest" if relative else "Training loss (sum over samples)")
     figure.legend(loc="outside right upper")
     return figure
+
+
+def _steady(values: list[float]) -> list[float]:
+    """The median of each value and its neighbours, 5 % of the curve: one that jumps between two levels stays a line."""
+    half = len(values) // 40
+    widths = (min(half, i, len(values) - 1 - i) for i in range(len(values)))
+    return [statistics.median(values[i - w : i + w + 1]) for i, w in enumerate(widths)]
 
 
 def _loss_curve(record: dict[str, Any]) -> dict[int, float]:
