@@ -11,13 +11,13 @@ import pytest
 import caffnet.experiments.report as report_package
 from caffnet.experiments import records as records_module
 from caffnet.experiments.config import load_campaign, parse_settings, resolve
-from caffnet.experiments.records import RecordError, write_record
+from caffnet.experiments.records import RecordError, read_records, read_timings, write_record
 from caffnet.experiments.report import write_report
 from caffnet.experiments.report.aims import aims_table
 from caffnet.experiments.report.claims import claims_table
 from caffnet.experiments.report.figures import figures, learned_functions, save
 from caffnet.experiments.report.formats import as_csv, as_latex, as_markdown, cell_text, number
-from caffnet.experiments.report.groups import group_records, main_groups, mean_and_spread
+from caffnet.experiments.report.groups import group_records, main_groups, mean_and_spread, sources
 from caffnet.experiments.report.published import PAPER
 from caffnet.experiments.report.tables import Cell, gap_table, results_table, speed_table
 
@@ -455,3 +455,42 @@ def test_claims_about_driving():
     assert told["HardNet comes near the goal."].startswith("does not hold: final distance 2.0000 m")
     assert told["NN ends far from the goal."].startswith("holds")
     assert told[stuck].startswith("holds")
+
+
+def test_a_timing_of_some_methods_does_not_hide_one_of_all(tmp_path):
+    def timing(day: int, *methods: str) -> None:
+        times = {name: {"train_ms": float(day), "test_ms": 1.0} for name in methods}
+        record = {
+            "name": "cbf-paper",
+            "task": "cbf",
+            "protocol": "paper",
+            "methods": times,
+            "finished": f"2026-01-0{day}",
+        }
+        write_record(tmp_path / "timing" / f"{day}.json", record)
+
+    timing(1, "nn", "hardnet")
+    timing(2, "nn", "hardnet")
+    timing(3, "hardnet")
+    (found,) = read_timings([tmp_path])
+    assert found["finished"] == "2026-01-02"
+    partial = {**found, "methods": {"hardnet": {"train_ms": 1.0, "test_ms": 1.0}}}
+    assert speed_table([partial]) is not None  # without the NN there is no ratio
+
+
+def test_records_that_lack_something_are_named(tmp_path):
+    record = make_record("pwc", "nn", 1)
+    del record["config"]["seed"]
+    write_record(tmp_path / "records" / "a.json", record)
+    with pytest.raises(RecordError, match=r"a.json is incomplete: it has no seed"):
+        read_records(tmp_path)
+    write_record(tmp_path / "timing" / "b.json", {"name": "cbf-paper"})
+    with pytest.raises(RecordError, match=r"b.json is incomplete: it has no task, protocol, methods, finished"):
+        read_timings([tmp_path])
+
+
+def test_sources_count_the_runs_of_each_commit():
+    records = [make_record("pwc", "nn", seed) for seed in (1, 3, 5)]
+    for record in records[:2]:
+        record["versions"] = {**record["versions"], "revision": "abc"}
+    assert sources(records)[-1] == "Commits: abc (2 runs), not noted (1 run)"

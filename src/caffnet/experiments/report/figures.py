@@ -173,7 +173,11 @@ def training_loss(groups: list[Group]) -> Figure | None:
 
 
 def _steady(values: list[float]) -> list[float]:
-    """The median of each value and its neighbours, 5 % of the curve: one that jumps between two levels stays a line."""
+    """The median of each value and its neighbours, 5 % of the curve: one that jumps between two levels stays a line.
+
+    >>> _steady([1.0] * 20 + [9.0] + [1.0] * 19)[20]
+    1.0
+    """
     half = len(values) // 40
     widths = (min(half, i, len(values) - 1 - i) for i in range(len(values)))
     return [statistics.median(values[i - w : i + w + 1]) for i, w in enumerate(widths)]
