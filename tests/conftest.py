@@ -9,7 +9,7 @@ from caffnet import compiled
 torch.set_num_threads(1)
 
 #: These files check what is computed. They run once with the kernel and once without.
-TWICE = {"test_data", "test_gradient", "test_literal", "test_nasty", "test_properties"}
+TWICE = {"test_compromise", "test_data", "test_gradient", "test_literal", "test_nasty", "test_properties"}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -25,10 +25,11 @@ ORDER = [
         "certificate",
         "problem",
         "kernel",
+        "compromise_kernel",
         "compiled",
         "failures",
     ),
-    *("solve", "preparation", "dispatch", "projection", "layer", "model", "training"),
+    *("compromise", "solve", "preparation", "dispatch", "projection", "layer", "model", "training"),
 ]
 CORE = {*ORDER, "backbones", "__init__"}
 

@@ -21,7 +21,7 @@ from caffnet.rows import scale_rows
 from caffnet.search import enumeration
 from caffnet.search.enumeration import Enumeration
 
-SEARCHES = ("auto", "full", "lite", "active")
+SEARCHES = ("auto", "full", "lite", "active", "paper")
 
 # `auto` enumerates while that is cheaper than a few active-set steps: multiply-adds per sample, measured on a CPU.
 # A shared A is factorised once, a per-sample A in every call.
@@ -34,7 +34,7 @@ class Prepared:
 
     Attributes:
         set: the set itself.
-        search: the search that will run: ``"full"``, ``"lite"`` or ``"active"``.
+        search: the search that will run: ``"full"``, ``"lite"``, ``"active"`` or ``"paper"``.
         plan: the listed and factorised sub-constraints; None for the active-set search, and for rows that differ
             from sample to sample on the CPU, where the compiled kernel walks through them without a list.
     """
@@ -137,6 +137,8 @@ def prepare_search(set: AffineSet, search: str, budget: int, tracing: bool) -> P
         raise ConstraintError(f"search must be one of {', '.join(SEARCHES)}, got {search!r}.")
     if search == "active":
         return Prepared(set, "active", None)
+    if search == "paper":  # dependent choices are listed when an answer of `full` is there to be improved
+        return dataclasses.replace(prepare_search(set, "full", budget, tracing), search="paper")
     # The kernel walks through the sub-constraints of a set that changes from sample to sample: it needs no list.
     walks = set.A.ndim > 2 and set.device.type == "cpu" and compiled.ENABLED and not tracing
     if walks and EQUAL not in set.sides and (search != "lite" or _fits(set.sides, set.n, budget)):

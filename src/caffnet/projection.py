@@ -36,6 +36,7 @@ import torch
 from torch import Tensor
 
 from caffnet import compiled
+from caffnet.compromise import with_compromises
 from caffnet.constraints import EQUAL, AffineSet, has_numbers, in_transform, joint_shape
 from caffnet.dispatch import answer
 from caffnet.errors import ConstraintError, DtypeError
@@ -58,6 +59,7 @@ class Projection:
         value: the point, ``(..., n)``.
         status: one `Status` per sample, ``(...)``.
         active: the rows of the sub-constraint the point lies on, ``(..., m)``: -1 lower bound, +1 upper bound, else 0.
+            A compromise of ``search="paper"`` lies on none.
         search: the search that ran.
     """
 
@@ -105,7 +107,8 @@ def project(
         w: null-space vector, ``(..., n)``; None for zero.
         search: ``"full"`` looks at every sub-constraint; ``"lite"`` at single rows and minimal faces; ``"active"``
             finds the sub-constraint of the Euclidean projection in polynomial time, at any size; ``"auto"`` is full
-            while that is cheap, else active. `Projection.search` tells which ran.
+            while that is cheap, else active; ``"paper"`` is full and the least-squares compromises of linearly
+            dependent rows, as in the paper. `Projection.search` tells which ran.
         norm: the p of the distance, in [1, inf].
         strict: aim inside by a few units in the last place, so that every inequality holds in exact arithmetic
             wherever the set has an interior.
@@ -133,16 +136,21 @@ def project(
             [0.2000, 0.3000],
             [1.0000, 0.0000]])
     """
+    if isinstance(set, Prepared) and search == "auto":
+        search = set.search
     options = check_options(search, norm, strict, on_infeasible, gradient, budget)
     prepared, batch = _gate(f, set, w, options)
-    if options.search != prepared.search:
-        options = dataclasses.replace(options, search=prepared.search)
+    paper = prepared.search == "paper"
+    options = dataclasses.replace(options, search="full" if paper else prepared.search)
     with _no_autocast(f.device.type):
         problem = _flatten(prepared.set, f, w, batch)
         if start is not None:
             start = _start_lines(start, batch, prepared.set.m)
         solution = answer(problem, options, prepared.plan, start)
         value = _differentiable(problem, solution, gradient, options, prepared.plan)
+        if paper:
+            solution = with_compromises(problem, dataclasses.replace(solution, value=value), options)
+            value = solution.value
     status, held = solution.status, solution.held
     if len(batch) != 1:
         value, status = value.reshape(*batch, value.shape[-1]), status.reshape(batch)
@@ -169,6 +177,8 @@ def check_options(
     ):
         if value not in known:
             raise ConstraintError(f"{name} must be one of {', '.join(known)}, got {value!r}.")
+    if search == "paper" and gradient != "exact":
+        raise ConstraintError('search="paper" has the exact gradient, as the paper: use search="full" for the tangent.')
     if not isinstance(norm, int | float) or not norm >= 1:
         raise ConstraintError(f"norm must be a p in [1, inf], got {norm!r}.")
     budget = enumeration.DEFAULT_BUDGET if budget is None else budget
@@ -218,6 +228,11 @@ def _gate(f: Tensor, set: AffineSet | Prepared, w: Tensor | None, options: Optio
         raise ConstraintError(
             "strict=True decides in exact arithmetic, which a graph cannot hold: export with strict=False."
         )
+    if options.search == "paper" and not _looks_at_numbers(f, w, fitting.A, fitting.lower, fitting.upper):
+        raise ConstraintError(
+            'search="paper" repeats the paper\'s training and is not made for graphs: compile, export and map '
+            'search="full".'
+        )
     if isinstance(set, Prepared):
         ready = set.expand(batch)
     elif not tracing and (torch.compiler.is_compiling() or not has_numbers(fitting.A)):
@@ -227,6 +242,12 @@ def _gate(f: Tensor, set: AffineSet | Prepared, w: Tensor | None, options: Optio
     if tracing and ready.plan is None:
         raise ConstraintError('Only the enumeration can be exported: use search="full" or "lite".')
     return ready, batch
+
+
+def _looks_at_numbers(*tensors: Tensor | None) -> bool:
+    """Whether code may branch on these numbers: not in a graph, nor under a transform."""
+    in_graph = torch.compiler.is_compiling() or torch.compiler.is_exporting()
+    return not in_graph and all(t is None or has_numbers(t) for t in tensors)
 
 
 def _batch_shape(f: Tensor, set: AffineSet) -> torch.Size:

@@ -34,12 +34,13 @@ def build_model(config: RunConfig, problem: Problem, *, strict: bool = False) ->
     elif method == "post-hoc":
         model = CAffNet(_feedforward(config, problem), problem.enforced("full"), search="full", **options)
     elif method in ("caffnet-ff", "caffnet-ff-lite"):
-        search = "lite" if method.endswith("lite") else "full"
+        search = "lite" if method.endswith("lite") else config.search
         f, w = _feedforward(config, problem), _feedforward(config, problem)
         model = CAffNet(f, problem.enforced(search), **_null_space(w, config), search=search, **options)
     elif method == "caffnet-tf":
         f = Transformer(problem.n_in, problem.n_out, feedforward=config.feedforward)
-        model = CAffNet(f, problem.enforced("full"), **_null_space(f.twin(), config), search="full", **options)
+        chosen = problem.enforced(config.search)
+        model = CAffNet(f, chosen, **_null_space(f.twin(), config), search=config.search, **options)
     else:
         raise ConfigError(f"{method} is not a network.")
     return model.to(config.device, getattr(torch, config.dtype))

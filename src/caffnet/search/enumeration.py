@@ -3,7 +3,7 @@
 `full` looks at the complete set Γ: every choice of linearly independent rows, each at one of its sides. Equalities
 are in every γ. (The paper also forms dependent choices. A consistent one repeats the flat of an independent choice; an
 inconsistent one gives a least-squares compromise that lies on no face, so neither adds a candidate that the
-guarantee needs.)
+guarantee needs. `compromise` looks at them.)
 
 `lite` looks at single rows and at minimal faces only. The paper takes ``k in {1, min(m, n)}``, which has no feasible
 candidate when ``rank(A) < min(m, n)``; minimal faces have ``rank(A)`` independent rows, so that is used.
@@ -41,11 +41,13 @@ class Table:
         rows: the row in each slot, ``(K, k)``; 0 in empty slots.
         sides: +1 upper, -1 lower, 0 empty, ``(K, k)``.
         equalities: how many leading slots hold equalities.
+        dependent: whether the choices of dependent rows are meant, instead of those of independent ones.
     """
 
     rows: Tensor
     sides: Tensor
     equalities: int
+    dependent: bool = False
 
     def __len__(self) -> int:
         return self.rows.shape[0]
@@ -57,7 +59,7 @@ class Table:
 
     def part(self, start: int, stop: int) -> Table:
         """Some of the sub-constraints."""
-        return Table(self.rows[start:stop], self.sides[start:stop], self.equalities)
+        return dataclasses.replace(self, rows=self.rows[start:stop], sides=self.sides[start:stop])
 
 
 # ------------------------------------------------------------------------------------------------- which subsets
@@ -237,7 +239,13 @@ def face_list(rows: Rows, table: Table) -> Faces:
     """The pseudo-inverses of the listed sub-constraints: ``(K, ...)``, or ``(B, K, ...)`` for per-sample rows."""
     chosen = rows.A[..., table.rows.reshape(-1), :].reshape(*rows.A.shape[:-2], *table.rows.shape, rows.n)
     filled = (table.sides != 0).expand(chosen.shape[:-1])
-    return factor(chosen, filled, table.equalities, rows.dtype)
+    weight = weights(rows)[..., table.rows] if table.dependent else None
+    return factor(chosen, filled, table.equalities, rows.dtype, weight)
+
+
+def weights(rows: Rows) -> Tensor:
+    """The weight of each scaled row in a sum of squares that is meant in the user's units, up to a common factor."""
+    return (2 * (rows.exponent.amin(-1, keepdim=True) - rows.exponent)).exp2()
 
 
 # ------------------------------------------------------------------------------------------------- choosing
@@ -292,7 +300,8 @@ def choose_at_once(rows: Rows, plan: Enumeration, f: Tensor, g: Tensor, norm: fl
     winner = torch.where(lengths <= limit.unsqueeze(-1), order, len(table) - 1).amin(-1)
     chosen_rows, chosen_sides = table.rows[winner], table.sides[winner]
     if faces is None:
-        own = factor(pick_rows(rows.A, chosen_rows), chosen_sides != 0, table.equalities, rows.dtype)
+        weight = weights(rows).expand_as(rows.lower).gather(-1, chosen_rows) if table.dependent else None
+        own = factor(pick_rows(rows.A, chosen_rows), chosen_sides != 0, table.equalities, rows.dtype, weight)
         pinv, used = own.pinv, own.used
     elif faces.pinv.ndim == 3:
         pinv, used = faces.pinv[winner], faces.used[winner]
@@ -332,7 +341,7 @@ def _lengths(
     below = (rows.lower - share * rows.lower.abs()).unsqueeze(1) - value
     worst = torch.maximum(above, below).amax(-1)
     allowed = share * (largest(y) + largest(f).unsqueeze(1)).squeeze(-1) + tolerance.underflow(rows.dtype)
-    valid = (worst <= allowed) & known & faces.independent
+    valid = (worst <= allowed) & known & faces.valid
     if minimal is not None:
         sizes = table.sizes
         valid = valid & ((sizes <= 1) | (sizes == minimal.unsqueeze(-1)))

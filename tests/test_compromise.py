@@ -1,0 +1,151 @@
+"""`search="paper"`: the paper's Γ with its dependent choices, against the equations computed literally."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from caffnet import AffineSet, CAffine, ConstraintError, Status, prepare, project
+from helpers import length, random_problem, satisfies
+
+NORMS = (1, 1.5, 2, 3, np.inf)
+
+
+def parallel_problem(seed: int) -> tuple[AffineSet, Tensor, Tensor]:
+    """Few directions, far from parallel, several rows of different size along each, and the origin inside."""
+    random = np.random.default_rng(seed)
+    n = int(random.integers(2, 4))
+    directions = np.linalg.qr(random.normal(size=(n, n)))[0][: random.integers(1, n + 1)]
+    directions = directions + random.uniform(-0.2, 0.2, size=directions.shape)
+    A = random.choice([-2.0, -1.0, -0.25, 1.0, 3.0], size=(6, 1)) * directions[random.integers(len(directions), size=6)]
+    upper = random.uniform(0.2, 1.0, size=6) * np.linalg.norm(A, axis=1)
+    lower = np.where(random.uniform(size=6) < 0.3, -random.uniform(0.2, 1.0, size=6), -np.inf)
+    f, w = random.normal(size=n) * 1.5, random.normal(size=n)
+    return AffineSet(*map(torch.from_numpy, (A, lower, upper))), torch.from_numpy(f), torch.from_numpy(w)
+
+
+def literal_distance(set: AffineSet, f: np.ndarray, w: np.ndarray, norm: float) -> float:
+    """The least distance over every subset of up to n rows of ``G y <= h``, dependent or not, equalities as pairs."""
+    A, lower, upper = (t.numpy() for t in (set.A, set.lower, set.upper))
+    above, below = upper < np.inf, lower > -np.inf
+    G, h = np.concatenate([A[above], -A[below]]), np.concatenate([upper[above], -lower[below]])
+    n, best = A.shape[1], np.inf
+    for k in range(1, min(len(G), n) + 1):
+        for some in map(list, itertools.combinations(range(len(G)), k)):
+            inverse = np.linalg.pinv(G[some], rcond=1e-11)
+            y = f - inverse @ (G[some] @ f - h[some]) + (np.eye(n) - inverse @ G[some]) @ w
+            y = y - inverse @ (G[some] @ y - h[some])
+            if satisfies(set, y, f):
+                best = min(best, length(y - f, norm))
+    return best
+
+
+@pytest.mark.parametrize("problem", [parallel_problem, random_problem])
+def test_it_is_the_nearest_of_all_choices(problem):
+    seen = compromises = 0
+    for seed in range(150):
+        set, f, w = problem(seed)
+        norm = NORMS[seed % len(NORMS)]
+        answer, full = (project(f, set, w, search=search, norm=norm) for search in ("paper", "full"))
+        if answer.status == Status.INSIDE:
+            continue
+        best = literal_distance(set, f.numpy(), w.numpy(), norm)
+        scale = 1 + f.abs().max().item() + w.abs().max().item()
+        assert abs(length((answer.value - f).numpy(), norm) - best) <= 1e-9 * scale, seed
+        assert set.contains(answer.value), seed
+        seen += 1
+        if not torch.equal(answer.value, full.value):
+            assert not answer.active.any()
+            compromises += 1
+    assert seen > 60
+    assert compromises >= 2  # else nothing was tested
+
+
+OPPOSITE = AffineSet.inequality([[0.0, 1.0], [0.0, -1.0], [1.0, 0.0]], [0.5, 0.5, 1.0])
+
+
+@pytest.mark.parametrize("set", [OPPOSITE, AffineSet([[0.0, 1.0], [1.0, 0.0]], [-0.5, -torch.inf], [0.5, 1.0])])
+def test_opposite_limits_meet_in_the_middle(set: AffineSet):
+    """The example of the paper's robot: ω <= 0.5 and ω >= -0.5 give ω = 0, nearer to f than every point on a limit."""
+    f, w = torch.tensor([[1.05, 0.1]]), torch.tensor([[-0.15, 0.9]])
+    answer = project(f, set, w, search="paper")
+    assert answer.search == "paper"
+    assert answer.status.tolist() == [Status.PROJECTED]
+    torch.testing.assert_close(answer.value, torch.tensor([[0.9, 0.0]]))
+    assert not answer.active.any()
+    torch.testing.assert_close(project(f, set, w, search="full").value, torch.tensor([[1.0, 0.5]]))
+
+
+def test_the_size_of_a_row_is_its_weight():
+    """Least squares in the user's units: between y = 1 and y = -1, written as -2 y <= 2, that is 1 to 4."""
+    set = AffineSet.inequality([[1.0, 0.0], [-2.0, 0.0], [0.0, 1.0]], [1.0, 2.0, 1.0])
+    f, w = torch.tensor([[-0.5, 1.05]]), torch.tensor([[3.0, -0.15]])
+    answer = project(f, set, w, search="paper").value
+    torch.testing.assert_close(answer, torch.tensor([[(1 * 1.0 + 4 * -1.0) / 5, 0.9]]))
+
+
+def test_a_batch_with_its_own_rows_and_single_samples_agree():
+    random = torch.Generator().manual_seed(0)
+    c, f, w = (torch.rand(*s, generator=random, dtype=torch.float64) for s in ((40, 3), (40, 2), (40, 2)))
+    zero = torch.zeros_like(c[:, 0])
+    A = torch.stack([c[:, 0], zero, -c[:, 1], zero, zero, c[:, 2]], -1).reshape(40, 3, 2)
+    set, f, w = AffineSet.inequality(A, 0.1 + c), 3 * f - 1, 2 * w - 1
+    whole = project(f, set, w, search="paper")
+    assert (whole.value != project(f, set, w, search="full").value).any()
+    for i in range(40):
+        assert torch.equal(project(f[i], set[i], w[i], search="paper").value, whole.value[i])
+    shared = AffineSet.inequality(A[0], 0.1 + c)
+    ready = prepare(shared, "paper")
+    assert torch.equal(project(f, ready, w).value, project(f, shared, w, search="paper").value)
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_the_gradient_along_matrices_of_equal_rank(n: int):
+    """f, w, the bounds, the sizes of two opposite rows and their common direction."""
+    random = torch.Generator().manual_seed(n)
+    f, w, size, gap, tilt = (torch.rand(6, k, generator=random, dtype=torch.float64) for k in (n, n, 2, 2, n))
+    first, last = torch.eye(n, dtype=torch.float64)[[0, -1]]
+    f, w = 0.1 * f + 1.05 * first, 0.05 * w - 0.3 * first + 2.0 * last
+
+    def answer(f: Tensor, w: Tensor, size: Tensor, gap: Tensor, tilt: Tensor) -> Tensor:
+        direction = last + 0.05 * tilt
+        signs = torch.tensor([1.0, -1.0], dtype=torch.float64)
+        rows = (signs * (1 + size)).unsqueeze(-1) * direction.unsqueeze(-2)
+        opposite = AffineSet.inequality(rows, (1 + size) * (0.8 + 0.1 * gap))
+        set = opposite & AffineSet.inequality(first.unsqueeze(0), torch.ones(1, dtype=torch.float64))
+        found = project(f, set, w, search="paper")
+        assert (found.status == Status.PROJECTED).all()
+        assert not found.active.any()  # all of them are compromises
+        return found.value
+
+    inputs = tuple(t.requires_grad_() for t in (f, w, size, gap, tilt))
+    assert torch.autograd.gradcheck(answer, inputs)
+    assert torch.autograd.gradgradcheck(answer, inputs)
+
+
+def test_strict_compromises_hold_exactly():
+    f, w = torch.tensor([[1.05, 0.1]]), torch.tensor([[-0.15, 0.9]])
+    answer = project(f, OPPOSITE, w, search="paper", strict=True)
+    torch.testing.assert_close(answer.value, torch.tensor([[0.9, 0.0]]))
+    assert (OPPOSITE.violation(answer.value) == 0).all()
+
+
+def test_what_it_cannot_do_is_said():
+    f, w = torch.ones(1, 2), torch.ones(1, 2)
+    with pytest.raises(ConstraintError, match="exact gradient"):
+        project(f, OPPOSITE, w, search="paper", gradient="tangent")
+    with pytest.raises(ConstraintError, match="exact gradient"):
+        project(f, prepare(OPPOSITE, "paper"), w, gradient="tangent")
+    with pytest.raises(ConstraintError, match="not made for graphs"):
+        torch.func.vmap(lambda f, w: project(f, OPPOSITE, w, search="paper").value)(f, w)
+    with pytest.raises(Exception, match="not made for graphs"):  # the compiler wraps it in its own
+        torch.compile(CAffine(OPPOSITE, search="paper"), fullgraph=True, backend="eager")(f, w)
+
+
+def test_without_w_it_is_the_projection():
+    f = torch.randn(50, 2, dtype=torch.float64)
+    assert torch.equal(project(f, OPPOSITE.to(f.dtype), search="paper").value, project(f, OPPOSITE.to(f.dtype)).value)
