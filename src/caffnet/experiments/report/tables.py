@@ -102,8 +102,8 @@ PAPER_NOTES = {
     "opt": "IPOPT is casadi's, one solver for all samples; the paper started a process for each, which is most of its "
     "time.",
     "cbf": "The 300 initial states come from the random stream of a CPU, the paper's from a GPU's: they are others. "
-    "CAffNet looks at choices of independent rows; the paper also at dependent ones, and takes their compromise "
-    "(ω = 0 for ω <= 0.5 and ω >= -0.5) where it is the nearest.",
+    "CAffNet looks at choices of dependent rows too, as in the paper: their compromise (ω = 0 for ω <= 0.5 and "
+    "ω >= -0.5) counts where it is feasible and nearest; “search=full” leaves them out.",
 }
 OUR_NOTES = {
     "pwc": "Equal parameter counts; null-space head starting at zero; feed-forward networks are smooth (SiLU).",
