@@ -19,11 +19,7 @@ import torch
 from torch import Tensor
 
 from caffnet import tolerance
-from caffnet.constraints import EQUAL, LOWER
 from caffnet.problem import Options, Problem, Solution
-from caffnet.rows import Rows
-from caffnet.search.contract import Choice
-from caffnet.search.enumeration import weights
 
 ENABLED = os.environ.get("CAFFNET_KERNEL", "1") != "0"
 
@@ -51,11 +47,11 @@ def solve(problem: Problem, options: Options, start: Tensor | None = None) -> tu
     value = torch.empty(samples, n, dtype=torch.float64)
     status, held = torch.empty(samples, dtype=torch.int8), torch.empty(samples, m, dtype=torch.int8)
     given = (
-        _array(p.f),
-        _absent(n) if p.w is None else _array(p.w),
-        _array(p.A if p.A.ndim == 3 else p.A.unsqueeze(0)),
-        _array(_once(p.lower)),
-        _array(_once(p.upper)),
+        array(p.f),
+        _absent(n) if p.w is None else array(p.w),
+        array(p.A if p.A.ndim == 3 else p.A.unsqueeze(0)),
+        array(_once(p.lower)),
+        array(_once(p.upper)),
         _unmarked(m) if start is None else start.contiguous().numpy(),
         _SEARCHES[options.search],
         options.norm,
@@ -82,13 +78,13 @@ def differentiate(
         for shape, want in zip(shapes, wanted, strict=True)
     ]
     given = (
-        _array(v),
-        _array(p.f),
-        _absent(n) if p.w is None else _array(p.w),
-        _array(p.A if p.A.ndim == 3 else p.A.unsqueeze(0)),
-        _array(_once(p.lower)),
-        _array(_once(p.upper)),
-        _array(value),
+        array(v),
+        array(p.f),
+        _absent(n) if p.w is None else array(p.w),
+        array(p.A if p.A.ndim == 3 else p.A.unsqueeze(0)),
+        array(_once(p.lower)),
+        array(_once(p.upper)),
+        array(value),
         held.numpy(),
         tangent,
         kind == torch.float32,
@@ -104,46 +100,8 @@ def differentiate(
     return tuple(done)
 
 
-def nearest_compromise(
-    rows: Rows, ends: tuple[tuple[int, str], ...], f: Tensor, g: Tensor, limit: Tensor, norm: float
-) -> Choice:
-    """The nearest choice of dependent rows that is nearer than `limit`, without its pseudo-inverse.
-
-    Args:
-        rows: without a graph.
-        ends: every row with every side that can be chosen.
-        f: ``(B, n)``.
-        g: ``(B, n)``.
-        limit: distances, ``(B,)``.
-        norm: of the distance.
-    """
-    samples, n = f.shape
-    row, side = _ends(ends)
-    chosen = torch.empty(samples, n, dtype=torch.long)
-    given = (rows.A, rows.lower, rows.upper, weights(rows))
-    if rows.shared:
-        given = (rows.A.unsqueeze(0), rows.lower, rows.upper, weights(rows).unsqueeze(0))
-    limits = (tolerance.feasibility(rows.dtype, n), tolerance.rank(rows.dtype, n) ** 2)
-    limits += (tolerance.underflow(rows.dtype), tolerance.tie(rows.dtype, n))
-    equalities = sum(end == EQUAL for _, end in ends)
-    data = (_array(t) for t in (*given, f, g, limit))
-    _compromise_kernel().nearest(*data, row.numpy(), side.numpy(), equalities, norm, limits, chosen.numpy())
-    used = chosen >= 0
-    place = chosen.clamp_min(0)
-    return Choice(
-        torch.where(used, row[place], 0), torch.where(used, side[place], 0), f.new_zeros(samples, n, n), used.any(-1)
-    )
-
-
-@functools.cache
-def _ends(ends: tuple[tuple[int, str], ...]) -> tuple[Tensor, Tensor]:
-    """The rows, equalities first; and +1 for upper bounds and equalities, -1 for lower ones."""
-    ends = tuple(sorted(ends, key=lambda end: end[1] != EQUAL))
-    row = torch.tensor([row for row, _ in ends], dtype=torch.long)
-    return row, torch.tensor([-1 if end == LOWER else 1 for _, end in ends], dtype=torch.int8)
-
-
-def _array(t: Tensor) -> np.ndarray:
+def array(t: Tensor) -> np.ndarray:
+    """The numbers of a tensor as the kernel wants them: float64, one after the other in memory."""
     if t.requires_grad:
         t = t.detach()
     if t.is_neg():
@@ -173,13 +131,6 @@ def _kernel() -> Any:
     from caffnet import kernel
 
     return kernel
-
-
-@functools.cache
-def _compromise_kernel() -> Any:
-    from caffnet import compromise_kernel
-
-    return compromise_kernel
 
 
 @functools.cache

@@ -1,6 +1,6 @@
 """The rest of the paper's Γ: choices of dependent rows.
 
-The pseudo-inverse of such a choice gives the point of least squares between its rows, the one nearest to ``f + w``.
+The pseudo-inverse of such a choice gives the point of least squares between its rows, the one nearest to ``g = f + w``.
 Where the rows agree, it lies on the flat of fewer rows, which the search has seen. Where they contradict each other, it
 is a compromise that lies on no face: ω = 0 for ``ω <= 0.5`` and ``ω >= -0.5``. If it is feasible and nearer to `f`
 than every candidate on a face, the paper's layer answers with it.
@@ -8,123 +8,192 @@ than every candidate on a face, the paper's layer answers with it.
 No guarantee needs these points, and they depend on the units in which a row is written. But a network that is trained
 with them becomes another, so the paper's numbers need them: ``search="paper"``. Without `w` none of them is nearer than
 the projection.
+
+**The derivative.** The rows are scaled, so least squares in the user's units have weights, the diagonal of ``W``. With
+residuals ``ρ = b_γ - A_γ y`` the normal equations are ``A_γᵀ W ρ = 0``. Differentiated along matrices of the same rank
+(across, the pseudo-inverse jumps), they add one term to the derivative that `projection` has for a point on its rows:
+
+    ∂A = -(λ pᵀ + q yᵀ) + W ρ (A_γ⁺ W⁻¹ q)ᵀ,    p = ∂g = N v,  q = ∂b = (A_γ⁺)ᵀ v,  λ = (A_γ⁺)ᵀ (g - y).
 """
 
 from __future__ import annotations
 
+import functools
+from typing import Any, NamedTuple
+
+import numpy as np
 import torch
 from torch import Tensor
 
 from caffnet import compiled, tolerance
 from caffnet.certificate import exactly_satisfies
+from caffnet.compiled import array
 from caffnet.constraints import BOTH, EQUAL, FREE, LOWER, UPPER
 from caffnet.problem import Options, Problem, Solution, Status
-from caffnet.rows import Rows, pick_rows, product, scale_rows, times_power
+from caffnet.rows import Rows, pick_rows, product, scale_rows, times_power, unit_exponent
 from caffnet.search import enumeration
-from caffnet.search.contract import Choice, distance
+from caffnet.search.contract import distance
 from caffnet.search.enumeration import Enumeration, Table
-from caffnet.search.faces import factor
 from caffnet.search.flat import flat_point
 
 _ENDS = {UPPER: (UPPER,), LOWER: (LOWER,), BOTH: (LOWER, UPPER), EQUAL: (EQUAL,), FREE: ()}
 
 
-def with_compromises(problem: Problem, solution: Solution, options: Options) -> Solution:
-    """The solution with compromises where they are nearer; they hold no row.
+class Compromise(NamedTuple):
+    """Compromises for ``S`` samples of a batch.
 
-    Args:
-        problem: the data, with their graph.
-        solution: the nearest candidates on faces, differentiable.
-        options: norm, strict and budget.
+    Attributes:
+        samples: their places in the batch, ``(S,)``.
+        rows: the row in each slot, ``(S, k)``; 0 in empty slots.
+        sides: +1 upper, -1 lower, 0 empty, ``(S, k)``.
+        value: the points, ``(S, n)``.
+        status: ``(S,)``.
     """
-    p = problem
-    if p.w is None:
-        return solution
+
+    samples: Tensor
+    rows: Tensor
+    sides: Tensor
+    value: Tensor
+    status: Tensor
+
+
+def nearer_compromises(problem: Problem, solution: Solution, options: Options) -> Compromise | None:
+    """The feasible compromises that are nearer to `f` than the solution; None if there are none."""
+    if problem.w is None:
+        return None
     with torch.no_grad():
-        rows = scale_rows(p.A.detach(), p.lower.detach(), p.upper.detach())
-        samples, choice, point = _search(rows, p.sides, p.f, p.f + p.w, solution, options)
-        if samples.numel() == 0:
-            return solution
-        some = rows.take(samples)
-        exceeded = (some.excess(point) > 0).any(-1)
-        status = torch.where(exceeded, Status.WITHIN_TOL, Status.PROJECTED).to(solution.status.dtype)
-    value = _least_squares(p, samples, some, choice)
-    value = value + (point - value).detach()
-    return Solution(
-        solution.value.index_copy(0, samples, value),
-        solution.status.index_copy(0, samples, status),
-        solution.held.index_fill(0, samples, 0),
-        None,
-    )
+        rows = scale_rows(problem.A.detach(), problem.lower.detach(), problem.upper.detach())
+        walk = _walk if compiled.ENABLED and problem.f.device.type == "cpu" else _enumerate
+        found = walk(problem, rows, solution, options)
+        if options.strict:
+            some = rows.take(found.samples)
+            holds = exactly_satisfies(some.A, some.lower, some.upper, found.value, some.lower == some.upper)
+            found = Compromise(*(t[holds] for t in found))
+    return found if found.samples.numel() else None
 
 
-def _least_squares(problem: Problem, samples: Tensor, rows: Rows, choice: Choice) -> Tensor:
-    """The points ``A_γ⁺ b_γ + (I - A_γ⁺A_γ) g`` in differentiable operations.
-
-    The derivative of the pseudo-inverse is the one along matrices of the same rank; across, it jumps and has none.
-    """
-    p, used = problem, choice.sides != 0
+def least_squares(problem: Problem, found: Compromise) -> Tensor:
+    """The points ``A_γ⁺ b_γ + (I - A_γ⁺A_γ) g`` in differentiable operations, ``(S, n)``."""
+    p, samples, used = problem, found.samples, found.sides != 0
+    A = pick_rows(p.A if p.A.ndim == 2 else p.A[samples], found.rows)
     # Scaled as a whole, not row by row: least squares in the user's units.
-    exponent = _in_slots(rows.exponent.amin(-1, keepdim=True), rows, choice)
-    A = pick_rows(p.A if p.A.ndim == 2 else p.A[samples], choice.rows)
+    exponent = unit_exponent(A.detach()).amin(-1, keepdim=True)
     A = torch.where(used.unsqueeze(-1), times_power(A, exponent.unsqueeze(-1)), 0.0)
-    lower, upper = (t[samples].gather(-1, choice.rows) for t in (p.lower, p.upper))
-    bound = torch.where(choice.sides > 0, upper, lower)
-    bound = times_power(torch.where(used, bound, 0.0), exponent)
+    lower, upper = (t[samples].gather(-1, found.rows) for t in (p.lower, p.upper))
+    bound = times_power(torch.where(found.sides > 0, upper, torch.where(used, lower, 0.0)), exponent)
     assert p.w is not None
     g = p.f[samples] + p.w[samples]
-    pinv = torch.linalg.pinv(A, rtol=tolerance.rank(rows.dtype, rows.n))
-    return g - product(pinv, product(A, g) - bound)
+    pinv = torch.linalg.pinv(A, rtol=tolerance.rank(A.dtype, A.shape[-1]))
+    y = g - product(pinv, product(A, g) - bound)
+    return y + (found.value - y).detach()
 
 
-def _in_slots(of_rows: Tensor, rows: Rows, choice: Choice) -> Tensor:
-    """Numbers of the rows, ``(m,)`` or ``(B, m)``, for the rows that were chosen, ``(B, k)``."""
-    return of_rows.expand_as(rows.lower).gather(-1, choice.rows)
+# ------------------------------------------------------------------------------------------------- any device
 
 
-# ------------------------------------------------------------------------------------------------- the search
-
-
-def _search(
-    rows: Rows, sides: tuple[str, ...], f: Tensor, g: Tensor, solution: Solution, options: Options
-) -> tuple[Tensor, Choice, Tensor]:
-    """The samples for which a compromise is nearer than the solution, their choices and their points."""
+def _enumerate(problem: Problem, rows: Rows, solution: Solution, options: Options) -> Compromise:
+    """All choices listed, in batched operations."""
     answered = (solution.status == Status.PROJECTED) | (solution.status == Status.WITHIN_TOL)
+    samples = answered.nonzero().squeeze(-1)
+    rows, f, before = rows.take(samples), problem.f[samples], solution.value[samples]
+    assert problem.w is not None
+    g = f + problem.w[samples]
+    plan = Enumeration(list_choices(problem.sides, rows.n, options.budget, f.device), None, None, options.budget)
+    choice = enumeration.choose(rows, plan, f, g, options.norm)
+    point = flat_point(rows, choice, g)
     # Rows that agree give the point that was found before, up to rounding.
-    limit = distance(solution.value - f, options.norm) * (1 - tolerance.tie(rows.dtype, rows.n))
-    limit = torch.where(answered, limit, 0.0)
-    choice = _nearest(rows, sides, f, g, limit, options)
-    samples = choice.found.nonzero().squeeze(-1)
-    if samples.numel() == 0:
-        return samples, choice, g
-    rows, choice = rows.take(samples), choice.take(samples)
-    weight = _in_slots(enumeration.weights(rows), rows, choice)
-    faces = factor(pick_rows(rows.A, choice.rows), choice.sides != 0, sides.count(EQUAL), rows.dtype, weight)
-    choice = choice._replace(pinv=faces.pinv)
-    point = flat_point(rows, choice, g[samples])
-    wins = rows.accepts(point, point) & (distance(point - f[samples], options.norm) < limit[samples])
-    if options.strict:
-        wins = wins & exactly_satisfies(rows.A, rows.lower, rows.upper, point, rows.lower == rows.upper)
-    wins = wins.nonzero().squeeze(-1)
-    return samples[wins], choice.take(wins), point[wins]
+    limit = distance(before - f, options.norm) * (1 - tolerance.tie(rows.dtype, rows.n))
+    wins = choice.found & rows.accepts(point, point) & (distance(point - f, options.norm) < limit)
+    exceeded = (rows.excess(point) > 0) & (choice.held(rows.m) == 0)
+    status = torch.where(exceeded.any(-1), Status.WITHIN_TOL, Status.PROJECTED)
+    found = Compromise(samples, choice.rows, choice.sides, point, status.to(torch.int8))
+    return Compromise(*(t[wins] for t in found))
 
 
-def _nearest(rows: Rows, sides: tuple[str, ...], f: Tensor, g: Tensor, limit: Tensor, options: Options) -> Choice:
-    """The nearest feasible compromise of each sample, where there is one below the limit."""
-    ends = tuple((row, end) for row, side in enumerate(sides) for end in _ENDS[side])
-    if compiled.ENABLED and f.device.type == "cpu":
-        return compiled.nearest_compromise(rows, ends, f, g, limit, options.norm)
-    # Without the kernel all of them are listed; then only samples that were projected matter.
-    some = (limit > 0).nonzero().squeeze(-1)
-    plan = Enumeration(list_choices(ends, rows.n, options.budget, f.device), None, None, options.budget)
-    found = enumeration.choose(rows.take(some), plan, f[some], g[some], options.norm)
-    return Choice.nothing(f.shape[0], rows.n, f).put(some, found)
-
-
-def list_choices(ends: tuple[tuple[int, str], ...], n: int, budget: int, device: torch.device) -> Table:
-    """All choices of some of these sides (both of one row among them) with all equalities, at most ``n`` together."""
+def list_choices(sides: tuple[str, ...], n: int, budget: int, device: torch.device) -> Table:
+    """All choices of sides (both of one row among them) with all equalities, at most ``n`` together."""
+    ends = _ends(sides)
     kinds = tuple(end for _, end in ends)
     sizes = tuple(range(1, n - kinds.count(EQUAL) + 1))
     table = enumeration.list_subsets(kinds, sizes, budget, device)
     place = torch.tensor([row for row, _ in ends], dtype=torch.long, device=device)
     return Table(place[table.rows], table.sides, table.equalities, dependent=True)
+
+
+@functools.cache
+def _ends(sides: tuple[str, ...]) -> tuple[tuple[int, str], ...]:
+    """Every row with every side it has; equalities first."""
+    ends = [(row, end) for row, side in enumerate(sides) for end in _ENDS[side]]
+    return tuple(sorted(ends, key=lambda end: end[1] != EQUAL))
+
+
+# ------------------------------------------------------------------------------------------------- the kernel
+
+
+def _walk(problem: Problem, rows: Rows, solution: Solution, options: Options) -> Compromise:
+    """One choice after the other, sample by sample."""
+    samples, n = problem.f.shape
+    assert problem.w is not None
+    status = solution.status.clone()
+    chosen, sides = torch.empty(samples, n, dtype=torch.long), torch.empty(samples, n, dtype=torch.int8)
+    value = torch.empty(samples, n, dtype=torch.float64)
+    kind = rows.dtype
+    _kernel().nearest(
+        *_arrays(rows),
+        *(array(t) for t in (problem.f, problem.w, solution.value)),
+        status.numpy(),
+        *_places(problem.sides),
+        problem.sides.count(EQUAL),
+        options.norm,
+        (
+            tolerance.feasibility(kind, n),
+            tolerance.rank(kind, n) ** 2,
+            tolerance.underflow(kind),
+            tolerance.tie(kind, n),
+        ),
+        *(t.numpy() for t in (chosen, sides, value)),
+    )
+    here = sides[:, 0].nonzero().squeeze(-1)
+    return Compromise(here, chosen[here], sides[here], value[here].to(kind), status[here])
+
+
+def differentiate(v: Tensor, problem: Problem, found: Compromise) -> tuple[Tensor, ...]:
+    """Gradients for f, w, A, lower and upper, as `least_squares` has them, by the kernel."""
+    p = problem
+    rows = scale_rows(p.A, p.lower, p.upper)
+    assert p.w is not None
+    grads = [torch.zeros(t.shape, dtype=torch.float64) for t in (p.f, p.A, p.lower, p.upper)]
+    _kernel().differentiate(
+        array(v),
+        found.samples.numpy(),
+        *_arrays(rows),
+        array(rows.exponent.exp2().reshape(-1, rows.m)),
+        *(array(t) for t in (p.f, p.w)),
+        *(t.numpy() for t in (found.rows, found.sides)),
+        array(found.value),
+        tolerance.rank(rows.dtype, rows.n) ** 2,
+        *(t.reshape(-1, *t.shape[-2:]).numpy() if t is grads[1] else t.numpy() for t in grads),
+    )
+    f, A, lower, upper = (t.to(rows.dtype) for t in grads)
+    return f, f, A, lower, upper
+
+
+def _arrays(rows: Rows) -> tuple[np.ndarray, ...]:
+    """A, lower, upper and the weights; what all samples share has one line."""
+    weight = enumeration.weights(rows).reshape(-1, rows.m)
+    A = rows.A.unsqueeze(0) if rows.shared else rows.A
+    return array(A), array(rows.lower), array(rows.upper), array(weight)
+
+
+@functools.cache
+def _places(sides: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """The rows of all ends; and +1 for upper bounds and equalities, -1 for lower bounds."""
+    rows, kinds = [row for row, _ in _ends(sides)], [-1 if end == LOWER else 1 for _, end in _ends(sides)]
+    return np.array(rows, dtype=np.int64), np.array(kinds, dtype=np.int8)
+
+
+@functools.cache
+def _kernel() -> Any:
+    from caffnet import compromise_kernel
+
+    return compromise_kernel

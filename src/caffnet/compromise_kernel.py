@@ -1,4 +1,4 @@
-"""The walk through the choices of dependent rows, compiled, one sample after the other.
+"""Compromises of dependent rows, compiled: the walk through the choices, sample by sample, and the derivative.
 
 What is looked for is told in `compromise`, the updates of the pseudo-inverse in `search.faces`. The walk is depth
 first: depth ``d`` keeps ``A⁺``, ``N = I - A⁺A`` and the point of the first ``d`` rows. One more row ``a y = b`` moves
@@ -15,6 +15,9 @@ import numpy as np
 # Without reference counts (_nrt): they cost more than the arithmetic. So no slices here, but whole arrays and places.
 _options = {"nogil": True, "error_model": "numpy", "_nrt": False, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 _compile = numba.njit(**_options)
+_compile_allocation = numba.njit(nogil=True)
+
+PROJECTED, WITHIN_TOL = 1, 2
 
 
 def _compile_entry(function):
@@ -103,6 +106,20 @@ def _feasible(A, own, lower, upper, b, y, start, share, underflow):
 
 
 @_compile
+def _exceeds(A, own, lower, upper, b, y, rows, sides):
+    """Whether `y` exceeds a row that was not chosen, be it by rounding."""
+    n = y.shape[0]
+    for row in range(A.shape[1]):
+        value, chosen = 0.0, False
+        for i in range(n):
+            value += A[own, row, i] * y[i]
+            chosen = chosen or (sides[b, i] != 0 and rows[b, i] == row)
+        if not chosen and (value > upper[b, row] or value < lower[b, row]):
+            return True
+    return False
+
+
+@_compile
 def _distance(y, f, b, norm, reach):
     """``|y - f|_p``; infinite if the largest component alone is beyond `reach`."""
     top = 0.0
@@ -119,9 +136,48 @@ def _distance(y, f, b, norm, reach):
     return top * (math.sqrt(total) if norm == 2.0 else total ** (1.0 / norm))
 
 
+@_compile
+def _rebuild(A, lower, upper, weight, b, rows, sides, place, cut, work, y):
+    """The point on chosen rows from ``y = g``, refined once; returns how many rows there are."""
+    pinv, null, weights, e, c, a, r, half = work
+    n = y.shape[0]
+    own = b if A.shape[0] > 1 else 0
+    k = 0
+    while k < n and sides[place, k] != 0:
+        row = rows[place, k]
+        gap = upper[b, row] if sides[place, k] > 0 else lower[b, row]
+        for i in range(n):
+            a[i] = A[own, row, i]
+            gap -= a[i] * y[i]
+        adds = _independent(a, k, null, cut, r, half)
+        _column(a, weight[own, row], k, adds, r, pinv, weights, e, c)
+        for i in range(n):
+            y[i] += c[i] * gap
+        weights[k] = weight[own, row]
+        _push(k, adds, r, e, c, pinv, null)
+        k += 1
+    for j in range(k):
+        row = rows[place, j]
+        e[j] = upper[b, row] if sides[place, j] > 0 else lower[b, row]
+        for i in range(n):
+            e[j] -= A[own, row, i] * y[i]
+    for i in range(n):
+        for j in range(k):
+            y[i] += pinv[k, i, j] * e[j]
+    return k
+
+
+@_compile_allocation
+def _allocate(n):
+    pinv, null = np.zeros((n + 1, n, n)), np.zeros((n + 1, n, n))
+    for i in range(n):
+        null[0, i, i] = 1.0
+    return pinv, null, np.zeros(n), np.zeros(n), np.zeros(n), np.zeros(n), np.zeros(n), np.zeros(n)
+
+
 @_compile_entry
-def nearest(A, lower, upper, weight, f, g, limit, ends, sides, equalities, norm, t, chosen):
-    """The nearest feasible compromise of each sample that is nearer than its `limit`.
+def nearest(A, lower, upper, weight, f, w, before, status, ends, kinds, equalities, norm, t, rows, sides, value):
+    """The nearest feasible compromise of each sample, where it is nearer than the point before; how many there are.
 
     Args:
         A: scaled rows, ``(B, m, n)``, or ``(1, m, n)`` for all.
@@ -129,34 +185,38 @@ def nearest(A, lower, upper, weight, f, g, limit, ends, sides, equalities, norm,
         upper: ``(B, m)``.
         weight: of the rows in a sum of squares, ``(B, m)`` or ``(1, m)``.
         f: ``(B, n)``.
-        g: ``(B, n)``.
-        limit: ``(B,)``; samples whose limit is 0 are passed over.
+        w: ``(B, n)``.
+        before: the answers so far, ``(B, n)``.
+        status: theirs, ``(B,)``; of the compromises on return.
         ends: the row of every side that can be chosen; the equalities first.
-        sides: which side, +1 or -1.
+        kinds: which side, +1 or -1.
         equalities: how many those are; they are in every choice.
         norm: of the distance.
         t: the tolerances: feasibility, squared rank, underflow, tie.
-        chosen: places in `ends` of the answer, -1 in empty slots, ``(B, n)``; all -1 if there is none.
+        rows: of the answer, ``(B, n)``.
+        sides: of the answer, 0 in empty slots, ``(B, n)``; all 0 if there is none.
+        value: the answer, ``(B, n)``, where there is one.
     """
     share, cut, underflow, tie = t
     samples, n = f.shape
-    pinv, null, points = np.zeros((n + 1, n, n)), np.zeros((n + 1, n, n)), np.zeros((n + 1, n))
-    place, after = np.zeros(n, np.int64), np.zeros(n + 1, np.int64)
-    dependent = np.zeros(n + 1, np.bool_)
-    weights, e, c, a = np.zeros(n), np.zeros(n), np.zeros(n), np.zeros(n)
-    y, r, half = np.zeros(n), np.zeros(n), np.zeros(n)
-    chosen[:] = -1
-    for i in range(n):
-        null[0, i, i] = 1.0
+    work = _allocate(n)
+    pinv, null, weights, e, c, a, r, half = work
+    points, y = np.zeros((n + 1, n)), np.zeros(n)
+    place, after, dependent = np.zeros(n, np.int64), np.zeros(n + 1, np.int64), np.zeros(n + 1, np.bool_)
+    count = 0
     for b in range(samples):
-        best = limit[b]
-        if not best > 0.0:
+        for i in range(n):
+            rows[b, i], sides[b, i] = 0, 0
+        if status[b] != PROJECTED and status[b] != WITHIN_TOL:
             continue
         own = b if A.shape[0] > 1 else 0
         start = 0.0
         for i in range(n):
             start = max(start, abs(f[b, i]))
-            points[0, i] = g[b, i]
+            points[0, i] = f[b, i] + w[b, i]
+            y[i] = before[b, i]
+        limit = _distance(y, f, b, norm, math.inf) * (1.0 - tie)
+        best = limit
         depth = 0
         after[0] = 0
         while depth >= 0:
@@ -167,7 +227,7 @@ def nearest(A, lower, upper, weight, f, g, limit, ends, sides, equalities, norm,
                 continue
             after[depth] = option + 1
             row = ends[option]
-            bound = upper[b, row] if sides[option] > 0 else lower[b, row]
+            bound = upper[b, row] if kinds[option] > 0 else lower[b, row]
             if abs(bound) == math.inf:
                 continue
             gap = bound
@@ -184,12 +244,12 @@ def nearest(A, lower, upper, weight, f, g, limit, ends, sides, equalities, norm,
                 y[i] = points[depth, i] + c[i] * gap
             place[depth] = option
             if dependent[here]:
-                reach = best * (1.0 - tie)
-                distance = _distance(y, f, b, norm, reach)
-                if distance < reach and _feasible(A, own, lower, upper, b, y, start, share, underflow):
-                    best = distance
+                distance = _distance(y, f, b, norm, best)
+                if distance < best and _feasible(A, own, lower, upper, b, y, start, share, underflow):
+                    best = distance * (1.0 - tie)
                     for i in range(n):
-                        chosen[b, i] = place[i] if i < here else -1
+                        rows[b, i] = ends[place[i]] if i < here else 0
+                        sides[b, i] = kinds[place[i]] if i < here else 0
             if here < n:
                 for i in range(n):
                     points[here, i] = y[i]
@@ -197,3 +257,80 @@ def nearest(A, lower, upper, weight, f, g, limit, ends, sides, equalities, norm,
                 _push(depth, adds, r, e, c, pinv, null)
                 depth = here
                 after[depth] = option + 1
+        if sides[b, 0] == 0:
+            continue
+        size = 0.0
+        for i in range(n):
+            y[i] = f[b, i] + w[b, i]
+        _rebuild(A, lower, upper, weight, b, rows, sides, b, cut, work, y)
+        for i in range(n):
+            value[b, i] = y[i]
+            size = max(size, abs(y[i]))
+        if _distance(y, f, b, norm, math.inf) < limit and _feasible(A, own, lower, upper, b, y, size, share, underflow):
+            count += 1
+            status[b] = WITHIN_TOL if _exceeds(A, own, lower, upper, b, y, rows, sides) else PROJECTED
+        else:
+            for i in range(n):
+                sides[b, i] = 0
+    return count
+
+
+@_compile_entry
+def differentiate(v, samples, A, lower, upper, weight, factor, f, w, rows, sides, value, cut, df, dA, dlower, dupper):
+    """Gradients of compromises in the user's units; the formula is in `compromise`.
+
+    Args:
+        v: incoming gradients, ``(S, n)``.
+        samples: their places in the batch, ``(S,)``.
+        A: as in `nearest`; lower, upper, weight, f and w too.
+        lower: ``(B, m)``.
+        upper: ``(B, m)``.
+        weight: ``(B, m)`` or ``(1, m)``.
+        factor: what every row was multiplied with, ``(B, m)`` or ``(1, m)``.
+        f: ``(B, n)``.
+        w: ``(B, n)``.
+        rows: chosen, ``(S, n)``.
+        sides: chosen, ``(S, n)``.
+        value: the compromises, ``(S, n)``.
+        cut: the tolerance for dependence, squared.
+        df: for f and for w, ``(B, n)``; adds to what is there, as the others.
+        dA: ``(B, m, n)`` or ``(1, m, n)``.
+        dlower: ``(B, m)``.
+        dupper: ``(B, m)``.
+    """
+    n = v.shape[1]
+    work = _allocate(n)
+    pinv, null = work[0], work[1]
+    y, p, q, multiplier, residual, mean = np.zeros(n), np.zeros(n), np.zeros(n), np.zeros(n), np.zeros(n), np.zeros(n)
+    for s in range(samples.shape[0]):
+        b = samples[s]
+        own = b if A.shape[0] > 1 else 0
+        for i in range(n):
+            y[i] = f[b, i] + w[b, i]
+        k = _rebuild(A, lower, upper, weight, b, rows, sides, s, cut, work, y)
+        for i in range(n):
+            p[i], mean[i] = 0.0, 0.0
+            for j in range(n):
+                p[i] += null[k, i, j] * v[s, j]
+        for j in range(k):
+            row = rows[s, j]
+            q[j], multiplier[j] = 0.0, 0.0
+            residual[j] = upper[b, row] if sides[s, j] > 0 else lower[b, row]
+            for i in range(n):
+                q[j] += pinv[k, i, j] * v[s, i]
+                multiplier[j] += pinv[k, i, j] * (f[b, i] + w[b, i] - value[s, i])
+                residual[j] -= A[own, row, i] * value[s, i]
+            residual[j] *= weight[own, row]
+            for i in range(n):
+                mean[i] += pinv[k, i, j] * q[j] / weight[own, row]
+        for i in range(n):
+            df[b, i] += p[i]
+        for j in range(k):
+            row = rows[s, j]
+            for i in range(n):
+                slope = residual[j] * mean[i] - multiplier[j] * p[i] - q[j] * value[s, i]
+                dA[own, row, i] += factor[own, row] * slope
+            if sides[s, j] > 0:
+                dupper[b, row] += factor[own, row] * q[j]
+            else:
+                dlower[b, row] += factor[own, row] * q[j]

@@ -30,13 +30,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from caffnet import compiled
-from caffnet.compromise import with_compromises
+from caffnet.compromise import Compromise, differentiate, least_squares, nearer_compromises
 from caffnet.constraints import EQUAL, AffineSet, has_numbers, in_transform, joint_shape
 from caffnet.dispatch import answer
 from caffnet.errors import ConstraintError, DtypeError
@@ -149,8 +150,7 @@ def project(
         solution = answer(problem, options, prepared.plan, start)
         value = _differentiable(problem, solution, gradient, options, prepared.plan)
         if paper:
-            solution = with_compromises(problem, dataclasses.replace(solution, value=value), options)
-            value = solution.value
+            solution, value = _with_compromises(problem, solution, value, options)
     status, held = solution.status, solution.held
     if len(batch) != 1:
         value, status = value.reshape(*batch, value.shape[-1]), status.reshape(batch)
@@ -391,15 +391,64 @@ class _Compiled(torch.autograd.Function):
             found = compiled.differentiate(v, Problem(*data, *ctx.told), value, held, ctx.gradient == "tangent", wanted)
             if found is not None:
                 return *found, *(None,) * 5
-        again = torch.is_grad_enabled()
-        with torch.enable_grad():
-            # Views: two inputs may be one tensor, or depend on each other, and each is asked for its own part only.
-            own: list[Any] = [None if t is None else t.view_as(t) for t in data]
-            solution = Solution(value, ctx.status, held, None)
-            y = _on_flat(Problem(*own, *ctx.told), solution, ctx.gradient, ctx.options, ctx.plan, forward=False)
-            inputs = [t for t, want in zip(own, wanted, strict=True) if want]
-            found = iter(torch.autograd.grad(y, inputs, v, create_graph=again, allow_unused=True))
-        return *(next(found) if want else None for want in wanted), *(None,) * 5
+        solution = Solution(value, ctx.status, held, None)
+        found = _differentiated_again(
+            lambda *own: _on_flat(Problem(*own, *ctx.told), solution, ctx.gradient, ctx.options, ctx.plan, False),
+            data,
+            wanted,
+            v,
+        )
+        return *found, *(None,) * 5
+
+
+def _differentiated_again(
+    value: Callable[..., Tensor], data: Sequence[Tensor | None], wanted: Sequence[bool], v: Tensor
+) -> list[Tensor | None]:
+    """The gradients of a differentiable function, differentiable in their turn where that is asked for."""
+    again = torch.is_grad_enabled()
+    with torch.enable_grad():
+        # Views: two inputs may be one tensor, or depend on each other, and each is asked for its own part only.
+        own: list[Any] = [None if t is None else t.view_as(t) for t in data]
+        inputs = [t for t, want in zip(own, wanted, strict=True) if want]
+        found = iter(torch.autograd.grad(value(*own), inputs, v, create_graph=again, allow_unused=True))
+    return [next(found) if want else None for want in wanted]
+
+
+def _with_compromises(problem: Problem, solution: Solution, value: Tensor, options: Options) -> tuple[Solution, Tensor]:
+    """The solution and its differentiable value, with compromises of dependent rows where they are nearer."""
+    p, found = problem, nearer_compromises(problem, solution, options)
+    if found is None:
+        return solution, value
+    if compiled.serves(p.f, options) and torch.autograd.forward_ad._current_level < 0:
+        point = _Compromised.apply(p.f, p.w, p.A, p.lower, p.upper, found, (p.sides, p.labels, p.batch_shape))
+    else:
+        point = least_squares(p, found)
+    status = solution.status.index_copy(0, found.samples, found.status)
+    held = solution.held.index_fill(0, found.samples, 0)  # a compromise lies on no row
+    return Solution(solution.value, status, held, None), value.index_copy(0, found.samples, point)
+
+
+class _Compromised(torch.autograd.Function):
+    """Compromises, differentiated by the kernel; by torch, where the backward pass itself is differentiated."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, f: Tensor, w: Tensor, A: Tensor, lower: Tensor, upper: Tensor, found: Compromise, told: tuple
+    ) -> Tensor:
+        ctx.save_for_backward(f, w, A, lower, upper)
+        ctx.found, ctx.told = found, told
+        return found.value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *incoming: Tensor):
+        (v,) = incoming
+        data = ctx.saved_tensors
+        if not torch.is_grad_enabled():
+            return *differentiate(v, Problem(*data, *ctx.told), ctx.found), None, None
+        again = _differentiated_again(
+            lambda *own: least_squares(Problem(*own, *ctx.told), ctx.found), data, ctx.needs_input_grad[:5], v
+        )
+        return *again, None, None
 
 
 def _on_flat(
