@@ -100,6 +100,18 @@ MUTANTS = {
         "to_A[line, i, c] += factor",
         "test_kernel.py",
     ),
+    "compromises that do not know the size of a row": (
+        "search/faces.py",
+        "shared = e * (weight[..., j : j + 1] / weight[..., :j])",
+        "shared = e",
+        "test_compromise.py::test_the_size_of_a_row_is_its_weight",
+    ),
+    "the kernel: the gradient of a compromise as if it lay on its rows": (
+        "compromise_kernel.py",
+        "slope = residual[j] * mean[i] - multiplier[j]",
+        "slope = -multiplier[j]",
+        "test_compromise.py::test_the_gradient_along_matrices_of_equal_rank",
+    ),
     "strict does not aim inside": (
         "tolerance.py",
         "return feasibility(dtype, n) + 4 * rounding(dtype, n)",
@@ -118,7 +130,7 @@ def test_a_breakage_is_noticed(name: str, tmp_path: Path):
     assert text.count(old) == 1, f"the line to break is not in {file} once"
     (copy / file).write_text(text.replace(old, new))
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--no-header", *tests.split()]
-    kernel = "1" if file == "kernel.py" else "0"
+    kernel = "1" if file.endswith("kernel.py") else "0"
     environment = {**os.environ, "PYTHONPATH": str(tmp_path), "CAFFNET_MUTANT": str(copy), "CAFFNET_KERNEL": kernel}
     result = subprocess.run(command, cwd=HERE, env=environment, capture_output=True, text=True)
     assert result.returncode == 1, f"survived: {name}\n{result.stdout[-2000:]}{result.stderr[-500:]}"

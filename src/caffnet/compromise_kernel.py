@@ -9,26 +9,12 @@ from __future__ import annotations
 
 import math
 
-import numba
 import numpy as np
 
-# Without reference counts (_nrt): they cost more than the arithmetic. So no slices here, but whole arrays and places.
-_options = {"nogil": True, "error_model": "numpy", "_nrt": False, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-_compile = numba.njit(**_options)
-_compile_allocation = numba.njit(nogil=True)
-
-PROJECTED, WITHIN_TOL = 1, 2
+from caffnet.kernel import PROJECTED, WITHIN_TOL, compile_allocation, compile_entry, compile_function
 
 
-def _compile_entry(function):
-    """With the machine code kept on disk, where there is a place for it."""
-    try:
-        return numba.njit(cache=True, nogil=True, error_model="numpy")(function)
-    except RuntimeError:  # a read-only installation without a home: compile in every process
-        return numba.njit(nogil=True, error_model="numpy")(function)
-
-
-@_compile
+@compile_function
 def _independent(a, d, null, cut, r, half):
     """Whether something is left of the row at depth `d`: ``r = N a``, or ``N N a`` where that is small."""
     n = a.shape[0]
@@ -52,7 +38,7 @@ def _independent(a, d, null, cut, r, half):
     return squared > cut * size
 
 
-@_compile
+@compile_function
 def _column(a, weight, d, adds, r, pinv, weights, e, c):
     """The new column `c` of ``A⁺``, and ``e = a A⁺``."""
     n = a.shape[0]
@@ -72,7 +58,7 @@ def _column(a, weight, d, adds, r, pinv, weights, e, c):
         c[i] = r[i] / along if adds else c[i] / length
 
 
-@_compile
+@compile_function
 def _push(d, adds, r, e, c, pinv, null):
     """Fill depth ``d + 1``."""
     n = c.shape[0]
@@ -87,7 +73,7 @@ def _push(d, adds, r, e, c, pinv, null):
             null[d + 1, i, j] = null[d, i, j] - (r[i] * r[j] / squared if adds else 0.0)
 
 
-@_compile
+@compile_function
 def _feasible(A, own, lower, upper, b, y, start, share, underflow):
     n = y.shape[0]
     size = start
@@ -105,7 +91,7 @@ def _feasible(A, own, lower, upper, b, y, start, share, underflow):
     return True
 
 
-@_compile
+@compile_function
 def _exceeds(A, own, lower, upper, b, y, rows, sides):
     """Whether `y` exceeds a row that was not chosen, be it by rounding."""
     n = y.shape[0]
@@ -119,7 +105,7 @@ def _exceeds(A, own, lower, upper, b, y, rows, sides):
     return False
 
 
-@_compile
+@compile_function
 def _distance(y, f, b, norm, reach):
     """``|y - f|_p``; infinite if the largest component alone is beyond `reach`."""
     top = 0.0
@@ -136,7 +122,7 @@ def _distance(y, f, b, norm, reach):
     return top * (math.sqrt(total) if norm == 2.0 else total ** (1.0 / norm))
 
 
-@_compile
+@compile_function
 def _rebuild(A, lower, upper, weight, b, rows, sides, place, cut, work, y):
     """The point on chosen rows from ``y = g``, refined once; returns how many rows there are."""
     pinv, null, weights, e, c, a, r, half = work
@@ -167,7 +153,7 @@ def _rebuild(A, lower, upper, weight, b, rows, sides, place, cut, work, y):
     return k
 
 
-@_compile_allocation
+@compile_allocation
 def _allocate(n):
     pinv, null = np.zeros((n + 1, n, n)), np.zeros((n + 1, n, n))
     for i in range(n):
@@ -175,7 +161,7 @@ def _allocate(n):
     return pinv, null, np.zeros(n), np.zeros(n), np.zeros(n), np.zeros(n), np.zeros(n), np.zeros(n)
 
 
-@_compile_entry
+@compile_entry
 def nearest(A, lower, upper, weight, f, w, before, status, ends, kinds, equalities, norm, t, rows, sides, value):
     """The nearest feasible compromise of each sample, where it is nearer than the point before; how many there are.
 
@@ -275,7 +261,7 @@ def nearest(A, lower, upper, weight, f, w, before, status, ends, kinds, equaliti
     return count
 
 
-@_compile_entry
+@compile_entry
 def differentiate(v, samples, A, lower, upper, weight, factor, f, w, rows, sides, value, cut, df, dA, dlower, dupper):
     """Gradients of compromises in the user's units; the formula is in `compromise`.
 

@@ -27,15 +27,15 @@ FULL, LITE, ACTIVE = 0, 1, 2
 
 # Without reference counts (_nrt): they cost more than the arithmetic, and nothing here keeps or frees an array.
 _options = {"nogil": True, "error_model": "numpy", "_nrt": False, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-_compile = numba.njit(**_options)
+compile_function = numba.njit(**_options)
 _compile_inline = numba.njit(forceinline=True, **_options)
 # Sums of products may be reordered (for vector instructions) and fused; NaN and infinity keep their meaning.
 _compile_sums = numba.njit(fastmath={"reassoc", "contract"}, forceinline=True, **_options)
-_compile_allocation = numba.njit(nogil=True)
+compile_allocation = numba.njit(nogil=True)
 
 
-def _compile_entry(function):
-    """For the two functions that Python calls: their machine code is kept on disk, where there is a place for it."""
+def compile_entry(function):
+    """For the functions that Python calls: their machine code is kept on disk, where there is a place for it."""
     try:
         return numba.njit(cache=True, nogil=True, error_model="numpy")(function)
     except RuntimeError:  # a read-only installation without a home: compile in every process
@@ -103,7 +103,7 @@ class Walk(NamedTuple):
     sides: np.ndarray
 
 
-@_compile_allocation
+@compile_allocation
 def _allocate_scaled(m, n):
     return Scaled(
         np.empty((m, n)),
@@ -119,7 +119,7 @@ def _allocate_scaled(m, n):
     )
 
 
-@_compile_allocation
+@compile_allocation
 def _allocate_face(m, n):
     return Face(
         np.empty((n, n)),
@@ -195,7 +195,7 @@ def _rounded(number, single):
     return np.float64(np.float32(number)) if single else number
 
 
-@_compile
+@compile_function
 def _distance(y, f, norm):
     """``|y - f|_p``, relative to the largest entry: high powers leave the range of numbers."""
     top, total = 0.0, 0.0
@@ -217,7 +217,7 @@ def _distance(y, f, norm):
 # ------------------------------------------------------------------------------------------------- the rows
 
 
-@_compile
+@compile_function
 def _scale_matrix(source, line, s):
     """Fill `s` from the rows of one sample; False where they are no numbers or out of range."""
     A, factors, squares, entries, columns, plain = s.A, s.factor, s.squared, s.entries, s.columns, s.plain
@@ -252,7 +252,7 @@ def _scale_matrix(source, line, s):
     return True
 
 
-@_compile
+@compile_function
 def _scale_bounds(lower, upper, b, s, t):
     """Fill the bounds of one sample; False where they are no numbers, cross, or are out of range."""
     factor, lows, highs, sizes, equal = s.factor, s.low, s.high, s.size, s.equal
@@ -273,7 +273,7 @@ def _scale_bounds(lower, upper, b, s, t):
     return True
 
 
-@_compile
+@compile_function
 def _accepts(s, y, start, t):
     """Whether every row holds up to rounding at `y`, when it was computed from numbers of size `start`."""
     A, entries, columns, low, high, size = s.A, s.entries, s.columns, s.low, s.high, s.size
@@ -286,7 +286,7 @@ def _accepts(s, y, start, t):
     return True
 
 
-@_compile
+@compile_function
 def _check(s, y, held, t):
     """What the point `y` is worth: UNDECIDED if a row is exceeded by more than rounding explains.
 
@@ -355,7 +355,7 @@ def _append(face, k, i, side, left):
     face.held[i] = side
 
 
-@_compile
+@compile_function
 def _add(s, i, side, face, k, t):
     """Add row `i` if it is independent of the face; the new k."""
     if k < face.Q.shape[0]:
@@ -366,7 +366,7 @@ def _add(s, i, side, face, k, t):
     return k
 
 
-@_compile
+@compile_function
 def _drop(face, k, place):
     """Remove the row in slot `place`: shift the columns of R, rotate its lines until it is triangular again."""
     Q, R, rows, sides, multiplier = face.Q, face.R, face.rows, face.sides, face.multiplier
@@ -416,7 +416,7 @@ def _slide(s, face, first, k, y):
         _move(y, (_value(A, entries, columns, i, y) - bound) / R[j, j], Q, unit, j)
 
 
-@_compile
+@compile_function
 def _flat_point(s, face, k, g, y):
     """``y = A_γ⁺ b_γ + (I - A_γ⁺ A_γ) g``, refined once."""
     Q, R, r, low, high, rows, sides = face.Q, face.R, face.r, s.low, s.high, face.rows, face.sides
@@ -437,7 +437,7 @@ def _flat_point(s, face, k, g, y):
     _slide(s, face, _ZERO, k, y)
 
 
-@_compile
+@compile_function
 def _clamp(s, y):
     """Put `y` within the rows ``± y_j``, exactly."""
     for i in range(s.plain.shape[0]):
@@ -449,7 +449,7 @@ def _clamp(s, y):
             y[j] = min(max(y[j], low), high)
 
 
-@_compile
+@compile_function
 def _box_face(s, face, g, y):
     """The sub-constraint of ``y = clamp(g)`` in a box: equalities, and for every other output that moved one row.
 
@@ -472,7 +472,7 @@ def _box_face(s, face, g, y):
                 face.held[i], taken[j] = -1, 1
 
 
-@_compile
+@compile_function
 def _equalities(s, face, t):
     """The face of the equalities alone; its k."""
     for i in range(face.held.shape[0]):
@@ -484,7 +484,7 @@ def _equalities(s, face, t):
     return k
 
 
-@_compile
+@compile_function
 def _restart(face, base):
     """Back to the first `base` rows, the equalities: what was added later has not touched their factors."""
     for i in range(face.held.shape[0]):
@@ -496,7 +496,7 @@ def _restart(face, base):
 # ------------------------------------------------------------------------------------------------- dual active set
 
 
-@_compile
+@compile_function
 def _warm(s, face, base, g, y, start, b, t):
     """Begin with the rows marked in line b of `start` that are independent and pull the right way; the new k."""
     k = base
@@ -521,7 +521,7 @@ def _warm(s, face, base, g, y, start, b, t):
         k = _drop(face, k, place)
 
 
-@_compile
+@compile_function
 def _dual(s, face, base, g, y, start, b, t):
     """The Euclidean projection of `g` by the dual method of Goldfarb and Idnani; k, or -1 where there is none.
 
@@ -600,7 +600,7 @@ def _dual(s, face, base, g, y, start, b, t):
     return -1
 
 
-@_compile
+@compile_function
 def _nearest_plane(s, face, g, t):
     """For a `g` inside the set: the row whose plane is nearest, as a face of one row; its k, or -1."""
     best, row, side = math.inf, _NONE, _ZERO
@@ -614,14 +614,14 @@ def _nearest_plane(s, face, g, t):
     return -1 if row < 0 else _add(s, row, side, face, _ZERO, t)
 
 
-@_compile
+@compile_function
 def _nearest_face(s, face, base, g, y, start, b, t):
     """The face of the Euclidean projection of `g`, never empty; its k, or -1."""
     k = _dual(s, face, base, g, y, start, b, t)
     return _nearest_plane(s, face, g, t) if k == 0 else k
 
 
-@_compile
+@compile_function
 def _nearer_face(s, face, base, k, f, g, norm, y, kept, start, b, t):
     """The face of the projection of `f`, if its candidate is feasible and nearer to f than that of the face given."""
     distance = math.inf
@@ -649,7 +649,7 @@ def _nearer_face(s, face, base, k, f, g, norm, y, kept, start, b, t):
 # ------------------------------------------------------------------------------------------------- every sub-constraint
 
 
-@_compile
+@compile_function
 def _earlier(rows, sides, base, other_rows, other_sides, size):
     """The order of equally good sub-constraints of one size: by rows, then by sides."""
     for j in range(size):
@@ -661,7 +661,7 @@ def _earlier(rows, sides, base, other_rows, other_sides, size):
     return False
 
 
-@_compile
+@compile_function
 def _walk(s, face, base, f, g, norm, minimal, best, size, walk, y, t):
     """The nearest feasible candidate over all sub-constraints, depth first.
 
@@ -761,7 +761,7 @@ def _walk(s, face, base, f, g, norm, minimal, best, size, walk, y, t):
     return size
 
 
-@_compile
+@compile_function
 def _enumerate(s, face, base, k, f, g, norm, lite, walk, y, t):
     """`enumeration.choose` for one sample; its k, or -1. The face given (of k rows, or -1) is the first bound."""
     m, n = s.A.shape
@@ -796,7 +796,7 @@ def _enumerate(s, face, base, k, f, g, norm, lite, walk, y, t):
 # ------------------------------------------------------------------------------------------------- the batch
 
 
-@_compile_entry
+@compile_entry
 def solve(f, w, A, lower, upper, start, search, norm, single, t, first, last, value, status, held):
     """Answer samples first .. last-1: the point, its state and the side of every row.
 
@@ -919,7 +919,7 @@ def solve(f, w, A, lower, upper, start, search, norm, single, t, first, last, va
 # ------------------------------------------------------------------------------------------------- the derivative
 
 
-@_compile_entry
+@compile_entry
 def differentiate(
     v, f, w, A, lower, upper, value, held, tangent, single, t, first, last, to_f, to_w, to_A, to_lower, to_upper
 ):

@@ -8,15 +8,16 @@ import pytest
 import torch
 from torch import nn
 
-from caffnet import AffineSet, CAffine
+from caffnet import AffineSet, CAffine, project
 from caffnet.control import hull_rows
 from caffnet.experiments import cbf
 from caffnet.experiments.cbf import DrivingProblem
-from caffnet.experiments.config import resolve
+from caffnet.experiments.config import SEEDS, resolve
 from caffnet.experiments.models import build_model
 from caffnet.experiments.opt import SolverProblem, solve_with_ipopt
 from caffnet.experiments.problem import exact_inequalities, one_sided, penalty_of, summarise_violations, time_forward
 from caffnet.experiments.pwc import PiecewiseProblem, bounds, target
+from caffnet.experiments.run import build_problem
 from caffnet.methods.hardnet import HardNet
 
 
@@ -97,6 +98,23 @@ def test_opt_is_feasible_for_every_input():
     C = problem.A[5:]
     y = problem.test @ torch.linalg.pinv(C).mT
     assert problem.build_set(problem.test).violation(y).max() < 1e-12
+
+
+@pytest.mark.parametrize("seed", SEEDS["opt"])
+def test_dependent_choices_change_nothing_in_opt(seed):
+    """So the paper's protocol leaves them out there."""
+    problem = build_problem(resolve("opt", "caffnet-ff", seed))
+    x = problem.test[:200]
+    f, w = 2 * torch.randn(2, 200, 5, dtype=torch.float64)
+    paper, full = (project(f, problem.constraint(x), w, search=search).value for search in ("paper", "full"))
+    assert torch.equal(paper, full)
+
+
+def test_the_papers_protocol_searches_dependent_choices_in_cbf():
+    assert resolve("cbf", "caffnet-ff", 2).search == "paper"
+    assert resolve("cbf", "caffnet-ff", 2, "ours").search == "full"
+    model = build_model(resolve("cbf", "caffnet-ff", 2), build_problem(resolve("cbf", "caffnet-ff", 2)))
+    assert model.layer.options["search"] == "paper"
 
 
 def test_opt_ipopt_finds_the_papers_optimum():
