@@ -121,7 +121,7 @@ def test_violation_and_contains_measure_from_the_data():
         (lambda: project(torch.zeros(2).double(), BOX.to(torch.float32)), r"write set.to\(torch.float64\)"),
         (
             lambda: project(torch.zeros(2), BOX, search="best"),
-            "search must be one of auto, full, lite, active, got 'best'",
+            "search must be one of auto, full, lite, active, paper, got 'best'",
         ),
         (lambda: project(torch.zeros(2), BOX, on_infeasible="no"), "on_infeasible must be one of raise, nearest, nan"),
         (lambda: project(torch.zeros(2), BOX, gradient="no"), "gradient must be one of exact, tangent"),
