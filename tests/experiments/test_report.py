@@ -258,6 +258,9 @@ def test_the_protocol_s_own_settings_come_first():
     assert main_groups(groups, "pwc", "paper")[0].seeds == [1]
     own["config"]["a_setting_that_is_gone"] = 2.0
     assert group_records([own])[0].changes == "a_setting_that_is_gone=2.0"
+    fewer = make_record("pwc", "nn", 1, epochs=10)
+    longer = [make_record("pwc", "nn", seed, epochs=99_000, clip=1.0) for seed in (1, 3)]
+    assert main_groups(group_records([*longer, fewer]), "pwc", "paper")[0].changes == "epochs=10"
 
 
 def test_commands_give_the_same_runs(everything):

@@ -53,6 +53,11 @@ class Group:
         return [record["config"]["seed"] for record in self.records]
 
     @property
+    def departs(self) -> bool:
+        """Whether a setting other than the number of epochs differs from the protocol's."""
+        return any(not change.startswith("epochs=") for change in self.changes.split(", ") if change)
+
+    @property
     def epochs(self) -> int:
         """Epochs of each run."""
         return self.records[0]["config"]["epochs"]
@@ -72,7 +77,7 @@ def _look_up(record: dict[str, Any], column: str) -> float | None:
 
 
 def group_records(records: Iterable[dict[str, Any]]) -> list[Group]:
-    """By task, protocol and the paper's order of rows; of a method the protocol's own settings come first."""
+    """By task, protocol and the paper's order of rows; of a method the settings nearest to the protocol's first."""
     found: dict[tuple[str, str, str, str], dict[int, dict[str, Any]]] = {}
     for record in sorted(records, key=lambda record: record["finished"]):
         config = record["config"]
@@ -86,6 +91,7 @@ def group_records(records: Iterable[dict[str, Any]]) -> list[Group]:
             PROTOCOLS.index(g.protocol),
             ORDER.index(g.method),
             bool(g.changes),
+            g.departs,
             -len(g.records),
             -g.epochs,
             g.changes,
@@ -94,7 +100,7 @@ def group_records(records: Iterable[dict[str, Any]]) -> list[Group]:
 
 
 def main_groups(groups: Iterable[Group], task: str, protocol: str) -> list[Group]:
-    """One group per method: the protocol's own, else the one with the most seeds."""
+    """One group per method: the protocol's own, else other epochs only, else the one with the most seeds."""
     chosen: dict[str, Group] = {}
     for group in groups:
         if (group.task, group.protocol) == (task, protocol):
