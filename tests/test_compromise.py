@@ -149,3 +149,81 @@ def test_what_it_cannot_do_is_said():
 def test_without_w_it_is_the_projection():
     f = torch.randn(50, 2, dtype=torch.float64)
     assert torch.equal(project(f, OPPOSITE.to(f.dtype), search="paper").value, project(f, OPPOSITE.to(f.dtype)).value)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_plain_bounds_hold_exactly_and_answers_come_back(dtype: torch.dtype):
+    """With four outputs a compromise holds some rows and lies between others."""
+    a = torch.tensor([[0.3, 1.0, -0.8, 0.5]], dtype=dtype)
+    pair = AffineSet.inequality(torch.cat([a, -0.7 * a]), torch.tensor([0.4, 0.3], dtype=dtype))
+    set = AffineSet.box(-0.5, 0.7, dim=4).to(dtype) & pair
+    f, w = 1.2 * torch.randn(2, 2000, 4, dtype=dtype)
+    w = 0.5 * w
+    answer, full = (project(f, set, w, search=search) for search in ("paper", "full"))
+    other = (answer.value != full.value).any(-1)
+    assert other.sum() > 20
+    assert ((answer.value >= -0.5) & (answer.value <= torch.tensor(0.7, dtype=dtype))).all()
+    again = project(answer.value, set, w, search="paper")
+    assert torch.equal(again.value, answer.value)
+    assert (again.status <= Status.WITHIN_TOL).all()
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e3, 1e5])
+def test_a_large_w_does_not_lose_compromises(scale: float):
+    a = torch.tensor([0.1, 1.0, 1.3], dtype=torch.float64)
+    first = torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64)
+    set = AffineSet.inequality(torch.stack([a, -a, first]), torch.tensor([0.5, 0.6, 0.7], dtype=torch.float64))
+    f = torch.tensor([0.75, 0.0, 0.01], dtype=torch.float64)
+    answer = project(f, set, scale * (1.37 * a + 1.11 * first), search="paper").value
+    torch.testing.assert_close((answer @ a, answer[0]), (torch.tensor(-0.05).double(), torch.tensor(0.7).double()))
+
+
+def test_in_other_norms_a_compromise_can_be_nearest_without_w():
+    set = AffineSet.inequality([[0.0, 1.0], [0.0, -1.0], [0.5, 1.0]], [1.0, 1.0, 0.082])
+    f = torch.tensor([[0.0, 0.9]])
+    for w in (None, torch.zeros(1, 2)):
+        assert torch.equal(project(f, set, w, search="paper", norm=1).value, torch.zeros(1, 2))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size"), [(torch.float32, 1e-7), (torch.float32, 1e15), (torch.float64, 1e-16), (torch.float64, 1e160)]
+)
+def test_the_gradient_does_not_depend_on_the_size_of_a_row(dtype: torch.dtype, size: float):
+    A = torch.tensor([[size, 0, 0], [0, 1, 0], [0, -1, 0], [0, 0, 1]], dtype=dtype)
+    upper = torch.tensor([size, 0.5, 0.5, 1], dtype=dtype, requires_grad=True)
+    f = torch.tensor([1.02, 0.1, 1.05], dtype=dtype, requires_grad=True)
+    w = torch.tensor([0.3, 0.9, -0.15], dtype=dtype)
+    v = torch.tensor([1.0, 2.0, 3.0], dtype=dtype)
+    for strict in (False, True):
+        y = project(f, AffineSet.inequality(A, upper), w, search="paper", strict=strict).value
+        torch.testing.assert_close(y[1], torch.zeros((), dtype=dtype))
+        slopes = torch.autograd.grad((v * y).sum(), (f, upper), create_graph=True)
+        torch.testing.assert_close(slopes[0], torch.tensor([0.0, 0.0, 3.0], dtype=dtype))
+        torch.testing.assert_close(
+            slopes[1] * upper.new_tensor([size, 1, 1, 1]), upper.new_tensor([1.0, 1.0, -1.0, 0.0])
+        )
+        first = torch.autograd.grad((v * y).sum(), (f, upper))
+        torch.testing.assert_close(first, slopes)
+
+
+def test_a_huge_row_elsewhere_changes_nothing():
+    set = AffineSet.inequality([[0.0, 1.0], [0.0, -1.0], [1e25, 0.0]], [0.5, 0.5, 1e25])
+    answer = project(torch.tensor([1.05, 0.1]), set, torch.tensor([-0.15, 0.9]), search="paper").value
+    torch.testing.assert_close(answer, torch.tensor([0.9, 0.0]))
+
+
+@pytest.mark.parametrize("shape", [(0, 2), (2, 0), (0, 0)])
+def test_nothing_to_do(shape: tuple[int, int]):
+    m, n = shape
+    set = AffineSet.inequality(torch.zeros(m, n), torch.ones(m))
+    f = torch.ones(3, n)
+    assert torch.equal(project(f, set, f, search="paper").value, f)
+
+
+def test_gradients_in_batches():
+    f = torch.tensor([[1.05, 0.1], [0.2, 0.1]], requires_grad=True)
+    y = project(f, OPPOSITE, torch.tensor([[-0.15, 0.9]]), search="paper").value
+    basis = torch.eye(4).reshape(4, 2, 2)
+    (together,) = torch.autograd.grad(y, f, basis, is_grads_batched=True, retain_graph=True)
+    for v, slope in zip(basis, together, strict=True):
+        assert torch.equal(torch.autograd.grad(y, f, v, retain_graph=True)[0], slope)

@@ -102,14 +102,14 @@ MUTANTS = {
     ),
     "compromises that do not know the size of a row": (
         "search/faces.py",
-        "shared = e * (weight[..., j : j + 1] / weight[..., :j])",
+        "shared = e * (2 * (exponent[..., :j] - exponent[..., j : j + 1])).exp2()",
         "shared = e",
         "test_compromise.py::test_the_size_of_a_row_is_its_weight",
     ),
     "the kernel: the gradient of a compromise as if it lay on its rows": (
         "compromise_kernel.py",
-        "slope = residual[j] * mean[i] - multiplier[j]",
-        "slope = -multiplier[j]",
+        "lean = residual * mean if",
+        "lean = 0.0 if",
         "test_compromise.py::test_the_gradient_along_matrices_of_equal_rank",
     ),
     "strict does not aim inside": (

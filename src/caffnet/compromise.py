@@ -2,12 +2,12 @@
 
 The pseudo-inverse of such a choice gives the point of least squares between its rows, the one nearest to ``g = f + w``.
 Where the rows agree, it lies on the flat of fewer rows, which the search has seen. Where they contradict each other, it
-is a compromise that lies on no face: ω = 0 for ``ω <= 0.5`` and ``ω >= -0.5``. If it is feasible and nearer to `f`
-than every candidate on a face, the paper's layer answers with it.
+is a compromise between them: ω = 0 for ``ω <= 0.5`` and ``ω >= -0.5``. If it is feasible and nearer to `f` than every
+candidate on a face, the paper's layer answers with it.
 
 No guarantee needs these points, and they depend on the units in which a row is written. But a network that is trained
-with them becomes another, so the paper's numbers need them: ``search="paper"``. Without `w` none of them is nearer than
-the projection.
+with them becomes another, so the paper's numbers need them: ``search="paper"``. In the Euclidean norm and without `w`
+none of them is nearer than the projection.
 
 **The derivative.** The rows are scaled, so least squares in the user's units have weights, the diagonal of ``W``. With
 residuals ``ρ = b_γ - A_γ y`` the normal equations are ``A_γᵀ W ρ = 0``. Differentiated along matrices of the same rank
@@ -32,9 +32,10 @@ from caffnet.constraints import BOTH, EQUAL, FREE, LOWER, UPPER
 from caffnet.problem import Options, Problem, Solution, Status
 from caffnet.rows import Rows, pick_rows, product, scale_rows, times_power, unit_exponent
 from caffnet.search import enumeration
-from caffnet.search.contract import distance
+from caffnet.search.contract import Choice, distance
 from caffnet.search.enumeration import Enumeration, Table
-from caffnet.search.flat import flat_point
+from caffnet.search.faces import factor
+from caffnet.search.flat import clamp_to_bounds, flat_point
 
 _ENDS = {UPPER: (UPPER,), LOWER: (LOWER,), BOTH: (LOWER, UPPER), EQUAL: (EQUAL,), FREE: ()}
 
@@ -47,7 +48,8 @@ class Compromise(NamedTuple):
         rows: the row in each slot, ``(S, k)``; 0 in empty slots.
         sides: +1 upper, -1 lower, 0 empty, ``(S, k)``.
         value: the points, ``(S, n)``.
-        status: ``(S,)``.
+        status: ``(S,)``, int8.
+        scaled: the rows of the whole batch.
     """
 
     samples: Tensor
@@ -55,63 +57,74 @@ class Compromise(NamedTuple):
     sides: Tensor
     value: Tensor
     status: Tensor
+    scaled: Rows
 
 
 def nearer_compromises(problem: Problem, solution: Solution, options: Options) -> Compromise | None:
-    """The feasible compromises that are nearer to `f` than the solution; None if there are none."""
-    if problem.w is None:
+    """The feasible compromises that are nearer to `f` than the solution; None if there are none.
+
+    With `strict` only those that hold exactly.
+    """
+    p = problem
+    if p.w is None or p.f.numel() == 0 or p.A.shape[-2] == 0:
         return None
     with torch.no_grad():
-        rows = scale_rows(problem.A.detach(), problem.lower.detach(), problem.upper.detach())
-        walk = _walk if compiled.ENABLED and problem.f.device.type == "cpu" else _enumerate
-        found = walk(problem, rows, solution, options)
+        rows = scale_rows(p.A.detach(), p.lower.detach(), p.upper.detach())
+        search = _walk if compiled.ENABLED and p.f.device.type == "cpu" else _enumerate
+        samples, choice, value = search(p, rows, solution, options)
+        if samples.numel() == 0:
+            return None
+        some = rows.take(samples)
+        value = clamp_to_bounds(some, value)
+        excess = some.excess(value)
+        holds = (excess <= some.allowance(value, value)).all(-1)
         if options.strict:
-            some = rows.take(found.samples)
-            holds = exactly_satisfies(some.A, some.lower, some.upper, found.value, some.lower == some.upper)
-            found = Compromise(*(t[holds] for t in found))
-    return found if found.samples.numel() else None
+            holds = holds & exactly_satisfies(some.A, some.lower, some.upper, value, some.lower == some.upper)
+        exceeded = ((excess > 0) & (choice.held(rows.m) == 0)).any(-1)
+        status = torch.where(exceeded, Status.WITHIN_TOL, Status.PROJECTED).to(torch.int8)
+        found = samples, choice.rows, choice.sides, value, status
+        if not holds.all():
+            found = (t[holds] for t in found)
+        compromise = Compromise(*found, scaled=rows)
+    return compromise if compromise.samples.numel() else None
 
 
 def least_squares(problem: Problem, found: Compromise) -> Tensor:
     """The points ``A_γ⁺ b_γ + (I - A_γ⁺A_γ) g`` in differentiable operations, ``(S, n)``."""
     p, samples, used = problem, found.samples, found.sides != 0
     A = pick_rows(p.A if p.A.ndim == 2 else p.A[samples], found.rows)
-    # Scaled as a whole, not row by row: least squares in the user's units.
-    exponent = unit_exponent(A.detach()).amin(-1, keepdim=True)
+    exponent = unit_exponent(A.detach())
     A = torch.where(used.unsqueeze(-1), times_power(A, exponent.unsqueeze(-1)), 0.0)
     lower, upper = (t[samples].gather(-1, found.rows) for t in (p.lower, p.upper))
     bound = times_power(torch.where(found.sides > 0, upper, torch.where(used, lower, 0.0)), exponent)
     assert p.w is not None
     g = p.f[samples] + p.w[samples]
-    pinv = torch.linalg.pinv(A, rtol=tolerance.rank(A.dtype, A.shape[-1]))
-    y = g - product(pinv, product(A, g) - bound)
+    pinv = factor(A, used, 0, A.dtype, exponent).pinv
+    y = product(pinv, bound) + (g - product(pinv, product(A, g)))
     return y + (found.value - y).detach()
 
 
 # ------------------------------------------------------------------------------------------------- any device
 
 
-def _enumerate(problem: Problem, rows: Rows, solution: Solution, options: Options) -> Compromise:
-    """All choices listed, in batched operations."""
+def _enumerate(problem: Problem, rows: Rows, solution: Solution, options: Options) -> tuple[Tensor, Choice, Tensor]:
+    """Samples, choices and points: the nearest feasible compromise, where it is nearer; all of them are listed."""
     answered = (solution.status == Status.PROJECTED) | (solution.status == Status.WITHIN_TOL)
     samples = answered.nonzero().squeeze(-1)
     rows, f, before = rows.take(samples), problem.f[samples], solution.value[samples]
     assert problem.w is not None
     g = f + problem.w[samples]
-    plan = Enumeration(list_choices(problem.sides, rows.n, options.budget, f.device), None, None, options.budget)
+    plan = Enumeration(_list_choices(problem.sides, rows.n, options.budget, f.device), None, None, options.budget)
     choice = enumeration.choose(rows, plan, f, g, options.norm)
     point = flat_point(rows, choice, g)
     # Rows that agree give the point that was found before, up to rounding.
     limit = distance(before - f, options.norm) * (1 - tolerance.tie(rows.dtype, rows.n))
-    wins = choice.found & rows.accepts(point, point) & (distance(point - f, options.norm) < limit)
-    exceeded = (rows.excess(point) > 0) & (choice.held(rows.m) == 0)
-    status = torch.where(exceeded.any(-1), Status.WITHIN_TOL, Status.PROJECTED)
-    found = Compromise(samples, choice.rows, choice.sides, point, status.to(torch.int8))
-    return Compromise(*(t[wins] for t in found))
+    wins = (choice.found & (distance(point - f, options.norm) < limit)).nonzero().squeeze(-1)
+    return samples[wins], choice.take(wins), point[wins]
 
 
-def list_choices(sides: tuple[str, ...], n: int, budget: int, device: torch.device) -> Table:
-    """All choices of sides (both of one row among them) with all equalities, at most ``n`` together."""
+def _list_choices(sides: tuple[str, ...], n: int, budget: int, device: torch.device) -> Table:
+    """All choices of sides, both of one row among them: at most ``n``, as in the paper, with the equalities in each."""
     ends = _ends(sides)
     kinds = tuple(end for _, end in ends)
     sizes = tuple(range(1, n - kinds.count(EQUAL) + 1))
@@ -130,59 +143,59 @@ def _ends(sides: tuple[str, ...]) -> tuple[tuple[int, str], ...]:
 # ------------------------------------------------------------------------------------------------- the kernel
 
 
-def _walk(problem: Problem, rows: Rows, solution: Solution, options: Options) -> Compromise:
-    """One choice after the other, sample by sample."""
+def _walk(problem: Problem, rows: Rows, solution: Solution, options: Options) -> tuple[Tensor, Choice, Tensor]:
+    """As `_enumerate`, one choice after the other."""
     samples, n = problem.f.shape
     assert problem.w is not None
-    status = solution.status.clone()
     chosen, sides = torch.empty(samples, n, dtype=torch.long), torch.empty(samples, n, dtype=torch.int8)
     value = torch.empty(samples, n, dtype=torch.float64)
     kind = rows.dtype
+    limits = (
+        tolerance.feasibility(kind, n),
+        tolerance.rank(kind, n) ** 2,
+        tolerance.underflow(kind),
+        tolerance.tie(kind, n),
+    )
     _kernel().nearest(
         *_arrays(rows),
         *(array(t) for t in (problem.f, problem.w, solution.value)),
-        status.numpy(),
+        solution.status.numpy(),
         *_places(problem.sides),
         problem.sides.count(EQUAL),
         options.norm,
-        (
-            tolerance.feasibility(kind, n),
-            tolerance.rank(kind, n) ** 2,
-            tolerance.underflow(kind),
-            tolerance.tie(kind, n),
-        ),
+        limits,
         *(t.numpy() for t in (chosen, sides, value)),
     )
     here = sides[:, 0].nonzero().squeeze(-1)
-    return Compromise(here, chosen[here], sides[here], value[here].to(kind), status[here])
+    found = torch.ones_like(here, dtype=torch.bool)
+    return here, Choice(chosen[here], sides[here], value.new_empty(len(here), n, 0), found), value[here].to(kind)
 
 
 def differentiate(v: Tensor, problem: Problem, found: Compromise) -> tuple[Tensor, ...]:
     """Gradients for f, w, A, lower and upper, as `least_squares` has them, by the kernel."""
-    p = problem
-    rows = scale_rows(p.A, p.lower, p.upper)
+    p, rows = problem, found.scaled
     assert p.w is not None
-    grads = [torch.zeros(t.shape, dtype=torch.float64) for t in (p.f, p.A, p.lower, p.upper)]
+    shapes = (p.f.shape, (1 if rows.shared else len(p.A), rows.m, rows.n), p.lower.shape, p.upper.shape)
+    grads = [torch.zeros(shape, dtype=torch.float64) for shape in shapes]
     _kernel().differentiate(
         array(v),
         found.samples.numpy(),
         *_arrays(rows),
-        array(rows.exponent.exp2().reshape(-1, rows.m)),
         *(array(t) for t in (p.f, p.w)),
         *(t.numpy() for t in (found.rows, found.sides)),
         array(found.value),
         tolerance.rank(rows.dtype, rows.n) ** 2,
-        *(t.reshape(-1, *t.shape[-2:]).numpy() if t is grads[1] else t.numpy() for t in grads),
+        *(t.numpy() for t in grads),
     )
     f, A, lower, upper = (t.to(rows.dtype) for t in grads)
-    return f, f, A, lower, upper
+    return f, f, A.reshape(p.A.shape), lower, upper
 
 
 def _arrays(rows: Rows) -> tuple[np.ndarray, ...]:
-    """A, lower, upper and the weights; what all samples share has one line."""
-    weight = enumeration.weights(rows).reshape(-1, rows.m)
+    """A, lower, upper, and the size that each row had; what all samples share has one line."""
+    size = (-rows.exponent.double()).exp2().reshape(-1, rows.m)
     A = rows.A.unsqueeze(0) if rows.shared else rows.A
-    return array(A), array(rows.lower), array(rows.upper), array(weight)
+    return array(A), array(rows.lower), array(rows.upper), array(size)
 
 
 @functools.cache

@@ -120,7 +120,7 @@ def prepare(set: AffineSet, search: str = "auto", *, budget: int | None = None) 
         A `Prepared` set. Its `search` says what ``"auto"`` has chosen.
 
     Raises:
-        BudgetError: if the sub-constraints of ``"full"`` or ``"lite"`` cannot be listed within the budget.
+        BudgetError: if the sub-constraints (of every search but ``"active"``) cannot be listed within the budget.
 
     >>> prepare(AffineSet.box(0.0, 1.0, dim=3))
     Prepared(AffineSet(3 rows in R^3), search='full', 26 sub-constraints)

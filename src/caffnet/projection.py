@@ -60,7 +60,7 @@ class Projection:
         value: the point, ``(..., n)``.
         status: one `Status` per sample, ``(...)``.
         active: the rows of the sub-constraint the point lies on, ``(..., m)``: -1 lower bound, +1 upper bound, else 0.
-            A compromise of ``search="paper"`` lies on none.
+            Those of a compromise (``search="paper"``), which lies between its rows, are not told.
         search: the search that ran.
     """
 
@@ -143,15 +143,17 @@ def project(
     prepared, batch = _gate(f, set, w, options)
     paper = prepared.search == "paper"
     options = dataclasses.replace(options, search="full" if paper else prepared.search)
+    if paper and w is None and norm != 2:  # in other norms a compromise may be nearer than every face, even so
+        w = torch.zeros_like(f)
     with _no_autocast(f.device.type):
         problem = _flatten(prepared.set, f, w, batch)
         if start is not None:
             start = _start_lines(start, batch, prepared.set.m)
         solution = answer(problem, options, prepared.plan, start)
         value = _differentiable(problem, solution, gradient, options, prepared.plan)
+        status, held = solution.status, solution.held
         if paper:
-            solution, value = _with_compromises(problem, solution, value, options)
-    status, held = solution.status, solution.held
+            value, status, held = _with_compromises(problem, solution, value, options)
     if len(batch) != 1:
         value, status = value.reshape(*batch, value.shape[-1]), status.reshape(batch)
         held = held.reshape(*batch, held.shape[-1])
@@ -214,7 +216,7 @@ def _gate(f: Tensor, set: AffineSet | Prepared, w: Tensor | None, options: Optio
     if isinstance(set, Prepared):
         if constraints.dtype != f.dtype:
             raise DtypeError(f"The set was prepared in {constraints.dtype}, f is {f.dtype}: prepare set.to({f.dtype}).")
-        if options.search not in ("auto", set.search):
+        if options.search != set.search:
             raise ConstraintError(f"The set was prepared for search={set.search!r}, not {options.search!r}.")
     fitting = constraints.like(f, "f")
     batch = _batch_shape(f, fitting)
@@ -246,7 +248,7 @@ def _gate(f: Tensor, set: AffineSet | Prepared, w: Tensor | None, options: Optio
 
 def _looks_at_numbers(*tensors: Tensor | None) -> bool:
     """Whether code may branch on these numbers: not in a graph, nor under a transform."""
-    in_graph = torch.compiler.is_compiling() or torch.compiler.is_exporting()
+    in_graph = torch.compiler.is_compiling() or torch.compiler.is_exporting() or in_transform()
     return not in_graph and all(t is None or has_numbers(t) for t in tensors)
 
 
@@ -414,18 +416,19 @@ def _differentiated_again(
     return [next(found) if want else None for want in wanted]
 
 
-def _with_compromises(problem: Problem, solution: Solution, value: Tensor, options: Options) -> tuple[Solution, Tensor]:
-    """The solution and its differentiable value, with compromises of dependent rows where they are nearer."""
+def _with_compromises(
+    problem: Problem, solution: Solution, value: Tensor, options: Options
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The differentiable value, status and rows, with compromises of dependent rows where they are nearer."""
     p, found = problem, nearer_compromises(problem, solution, options)
     if found is None:
-        return solution, value
+        return value, solution.status, solution.held
     if compiled.serves(p.f, options) and torch.autograd.forward_ad._current_level < 0:
         point = _Compromised.apply(p.f, p.w, p.A, p.lower, p.upper, found, (p.sides, p.labels, p.batch_shape))
     else:
         point = least_squares(p, found)
     status = solution.status.index_copy(0, found.samples, found.status)
-    held = solution.held.index_fill(0, found.samples, 0)  # a compromise lies on no row
-    return Solution(solution.value, status, held, None), value.index_copy(0, found.samples, point)
+    return value.index_copy(0, found.samples, point), status, solution.held.index_fill(0, found.samples, 0)
 
 
 class _Compromised(torch.autograd.Function):
@@ -443,7 +446,7 @@ class _Compromised(torch.autograd.Function):
     def backward(ctx: Any, *incoming: Tensor):
         (v,) = incoming
         data = ctx.saved_tensors
-        if not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() and has_numbers(v):
             return *differentiate(v, Problem(*data, *ctx.told), ctx.found), None, None
         again = _differentiated_again(
             lambda *own: least_squares(Problem(*own, *ctx.told), ctx.found), data, ctx.needs_input_grad[:5], v

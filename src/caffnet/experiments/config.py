@@ -69,7 +69,7 @@ class RunConfig:
         adjoint: in a rollout, shorten a gradient with respect to a state that is longer than this; 0 for never (paper).
         goal_radius: in cbf, of the circle that counts as the goal while training; 0.1 in every test (paper).
         search: of CAffNet, ``"full"``, or ``"paper"``: with the compromises of dependent rows. They make a difference
-            in cbf only: pwc has one output, and in opt none is ever the nearest.
+            in cbf only: pwc has one output, and the rows of opt never contradict each other.
     """
 
     task: str
@@ -233,6 +233,8 @@ def resolve(
     for name in ("adjoint", "goal_radius"):
         if config.task != "cbf" and getattr(config, name) != getattr(RunConfig, name):
             raise ConfigError(f"{name} is about a rollout, which only cbf has, got task {config.task}.")
+    if config.search == "paper" and config.gradient != "exact":
+        raise ConfigError(f'search "paper" goes with gradient "exact", got {config.gradient!r}.')
     if not 0 <= config.dropout < 1:
         raise ConfigError(f"dropout must be in [0, 1), got {config.dropout}.")
     return config
@@ -243,7 +245,7 @@ def _protocol_settings(task: str, method: str, protocol: str) -> dict[str, Any]:
         # The feed-forward rows of the opt table come from networks with BatchNorm and dropout.
         regular = task == "opt" and method not in ("caffnet-tf", "ipopt")
         # Dependent rows: see `search`. A projection afterwards has no w, and needs none of them.
-        search = "paper" if task == "cbf" and method.startswith("caffnet") else "full"
+        search = "paper" if task == "cbf" and method in ("caffnet-ff", "caffnet-tf") else "full"
         return {"epochs": EPOCHS[task], "batch_norm": regular, "dropout": 0.2 if regular else 0.0, "search": search}
     settings: dict[str, Any] = {"epochs": EPOCHS[task] if protocol == "fair" else OUR_EPOCHS[task]}
     # Equal parameter counts: CAffNet-FF has two networks, so a single one is made wider, the transformers narrower.

@@ -2,7 +2,7 @@
 
 `full` looks at the complete set Γ: every choice of linearly independent rows, each at one of its sides. Equalities
 are in every γ. (The paper also forms dependent choices. A consistent one repeats the flat of an independent choice; an
-inconsistent one gives a least-squares compromise that lies on no face, so neither adds a candidate that the
+inconsistent one gives a least-squares compromise between faces, so neither adds a candidate that the
 guarantee needs. `compromise` looks at them.)
 
 `lite` looks at single rows and at minimal faces only. The paper takes ``k in {1, min(m, n)}``, which has no feasible
@@ -239,13 +239,8 @@ def face_list(rows: Rows, table: Table) -> Faces:
     """The pseudo-inverses of the listed sub-constraints: ``(K, ...)``, or ``(B, K, ...)`` for per-sample rows."""
     chosen = rows.A[..., table.rows.reshape(-1), :].reshape(*rows.A.shape[:-2], *table.rows.shape, rows.n)
     filled = (table.sides != 0).expand(chosen.shape[:-1])
-    weight = weights(rows)[..., table.rows] if table.dependent else None
-    return factor(chosen, filled, table.equalities, rows.dtype, weight)
-
-
-def weights(rows: Rows) -> Tensor:
-    """The weight of each scaled row in a sum of squares that is meant in the user's units, up to a common factor."""
-    return (2 * (rows.exponent.amin(-1, keepdim=True) - rows.exponent)).exp2()
+    exponent = rows.exponent[..., table.rows] if table.dependent else None
+    return factor(chosen, filled, table.equalities, rows.dtype, exponent)
 
 
 # ------------------------------------------------------------------------------------------------- choosing
@@ -300,8 +295,8 @@ def choose_at_once(rows: Rows, plan: Enumeration, f: Tensor, g: Tensor, norm: fl
     winner = torch.where(lengths <= limit.unsqueeze(-1), order, len(table) - 1).amin(-1)
     chosen_rows, chosen_sides = table.rows[winner], table.sides[winner]
     if faces is None:
-        weight = weights(rows).expand_as(rows.lower).gather(-1, chosen_rows) if table.dependent else None
-        own = factor(pick_rows(rows.A, chosen_rows), chosen_sides != 0, table.equalities, rows.dtype, weight)
+        exponent = rows.exponent.expand_as(rows.lower).gather(-1, chosen_rows) if table.dependent else None
+        own = factor(pick_rows(rows.A, chosen_rows), chosen_sides != 0, table.equalities, rows.dtype, exponent)
         pinv, used = own.pinv, own.used
     elif faces.pinv.ndim == 3:
         pinv, used = faces.pinv[winner], faces.used[winner]
@@ -341,7 +336,7 @@ def _lengths(
     below = (rows.lower - share * rows.lower.abs()).unsqueeze(1) - value
     worst = torch.maximum(above, below).amax(-1)
     allowed = share * (largest(y) + largest(f).unsqueeze(1)).squeeze(-1) + tolerance.underflow(rows.dtype)
-    valid = (worst <= allowed) & known & faces.valid
+    valid = (worst <= allowed) & known & (faces.independent != table.dependent)
     if minimal is not None:
         sizes = table.sizes
         valid = valid & ((sizes <= 1) | (sizes == minimal.unsqueeze(-1)))

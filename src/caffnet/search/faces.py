@@ -14,8 +14,8 @@ A dependent row ``a = e A`` with ``e = a A⁺`` leaves ``N`` as it is. Greville'
     c = A⁺ eᵀ / (1 + |e|²),
 
 makes ``A⁺ b`` the point of least squares between rows that may contradict each other. Such a point depends on the size
-of the rows, so it can be weighted: for ``min Σ ω_j (a_j y - b_j)²`` and a new row of weight ω, ``e_j`` in ``c`` becomes
-``e_j ω / ω_j`` and ``|e|²`` becomes ``Σ e_j² ω / ω_j``.
+of the rows. For ``min Σ ω_j (a_j y - b_j)²`` and a new row of weight ω, ``e_j`` in ``c`` becomes ``e_j ω / ω_j`` and
+``|e|²`` becomes ``Σ e_j² ω / ω_j``.
 """
 
 from __future__ import annotations
@@ -36,19 +36,18 @@ class Faces(NamedTuple):
         pinv: ``A_γ⁺``, ``(..., n, k)``, zero in the slots that are not used.
         null: ``I - A_γ⁺ A_γ``, ``(..., n, n)``.
         used: which slots carry a row, ``(..., k)``.
-        valid: whether the sub-constraint is one to look at, ``(...)``: all rows that had to be independent are or,
-            where dependent rows are wanted, they are not.
+        independent: whether all rows that had to be independent are, ``(...)``.
         rows: ``A_γ``, ``(..., k, n)``, zero in the slots that are not used.
     """
 
     pinv: Tensor
     null: Tensor
     used: Tensor
-    valid: Tensor
+    independent: Tensor
     rows: Tensor
 
 
-def factor(rows: Tensor, filled: Tensor, optional: int, dtype: torch.dtype, weight: Tensor | None = None) -> Faces:
+def factor(rows: Tensor, filled: Tensor, optional: int, dtype: torch.dtype, exponent: Tensor | None = None) -> Faces:
     """Faces of the sub-constraints with the given rows.
 
     Args:
@@ -56,7 +55,8 @@ def factor(rows: Tensor, filled: Tensor, optional: int, dtype: torch.dtype, weig
         filled: which slots hold a row, ``(..., k)``.
         optional: the first so many slots may depend on each other (equalities): a dependent one is left out.
         dtype: the number type whose rounding decides about dependence.
-        weight: of each row in a least-squares compromise, ``(..., k)``; then dependent rows are wanted.
+        exponent: the power of two that each row was multiplied with, ``(..., k)``. If given, dependent rows take part,
+            by least squares between the rows as they were before.
     """
     *batch, k, n = rows.shape
     cut = tolerance.rank(dtype, n) ** 2
@@ -73,17 +73,16 @@ def factor(rows: Tensor, filled: Tensor, optional: int, dtype: torch.dtype, weig
             independent = independent & (adds | ~filled[..., j])
         inverse = torch.where(adds, 1 / torch.where(adds, dot(a, r), 1.0), 0.0)
         c, e = r * inverse.unsqueeze(-1), product(pinv.mT, a)
-        if weight is not None:
-            shared = e * (weight[..., j : j + 1] / weight[..., :j])
+        if exponent is not None:
+            shared = e * (2 * (exponent[..., :j] - exponent[..., j : j + 1])).exp2()
             mean = product(pinv, shared) / (1 + dot(e, shared)).unsqueeze(-1)
             c = torch.where((filled[..., j] & ~adds).unsqueeze(-1), mean, c)
         pinv = torch.cat([pinv - c.unsqueeze(-1) * e.unsqueeze(-2), c.unsqueeze(-1)], -1)
         shrink = torch.where(adds, 1 / torch.where(adds, squared, 1.0), 0.0)
         null = null - shrink[..., None, None] * r.unsqueeze(-1) * r.unsqueeze(-2)
         used.append(adds)
-    mask = torch.stack(used, -1) if used and weight is None else filled
-    valid = independent if weight is None else ~independent
-    return Faces(pinv, null, mask, valid, rows * mask.unsqueeze(-1))
+    mask = torch.stack(used, -1) if used and exponent is None else filled
+    return Faces(pinv, null, mask, independent, rows * mask.unsqueeze(-1))
 
 
 def numerical_rank(A: Tensor, dtype: torch.dtype) -> Tensor:

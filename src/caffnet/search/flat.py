@@ -21,8 +21,7 @@ def polish(rows: Rows, choice: Choice, g: Tensor) -> tuple[Tensor, Tensor]:
     """
     y = flat_point(rows, choice, g)
     accepted = rows.accepts(y, y)
-    low, high = box_limits(rows)
-    clamped = torch.where(low <= high, torch.minimum(torch.maximum(y, low), high), y)
+    clamped = clamp_to_bounds(rows, y)
     if _possible(clamped != y):
         keeps = rows.accepts(clamped, clamped)
         y = torch.where((keeps | ~accepted).unsqueeze(-1), clamped, y)
@@ -58,6 +57,12 @@ def targets(rows: Rows, choice: Choice) -> Tensor:
     """The bound that each slot is held at, ``(B, k)``."""
     bound = torch.where(choice.sides > 0, rows.upper.gather(-1, choice.rows), rows.lower.gather(-1, choice.rows))
     return torch.where((choice.sides != 0) & bound.isfinite(), bound, 0.0)
+
+
+def clamp_to_bounds(rows: Rows, y: Tensor) -> Tensor:
+    """`y` moved into its plain bounds, where they do not cross."""
+    low, high = box_limits(rows)
+    return torch.where(low <= high, torch.minimum(torch.maximum(y, low), high), y)
 
 
 def within_box(rows: Rows, y: Tensor) -> Tensor:
