@@ -77,6 +77,7 @@ def test_post_hoc_takes_the_soft_network():
         ('task = "opt"\nepochs = -1', "epochs must be at least 0, got -1"),
         ('task = "opt"\nseeds = 3', "seeds must be a list, got 3"),
         ('task = "opt"\ndropout = 1.0', r"dropout must be in \[0, 1\), got 1.0"),
+        ('task = "cbf"\ngradient = "tangent"', 'search "paper" goes with gradient "exact", got \'tangent\''),
         ('task = "opt"\ngradient = "wrong"', "gradient must be one of exact, tangent, got 'wrong'"),
         ('task = "opt"\njobs = 0', "jobs must be at least 1, got 0"),
         ("task = ", "is not valid TOML"),
