@@ -234,7 +234,8 @@ def resolve(
         if config.task != "cbf" and getattr(config, name) != getattr(RunConfig, name):
             raise ConfigError(f"{name} is about a rollout, which only cbf has, got task {config.task}.")
     if config.search == "paper" and config.gradient != "exact":
-        raise ConfigError(f'search "paper" goes with gradient "exact", got {config.gradient!r}: set search = "full" too.')
+        told = f'search "paper" goes with gradient "exact", got {config.gradient!r}'
+        raise ConfigError(f'{told}: set search = "full" too.')
     if not 0 <= config.dropout < 1:
         raise ConfigError(f"dropout must be in [0, 1), got {config.dropout}.")
     return config
