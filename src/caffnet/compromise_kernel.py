@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from caffnet.kernel import PROJECTED, WITHIN_TOL, compile_allocation, compile_entry, compile_function
+from caffnet.kernel import PROJECTED, WITHIN_TOL, compile_allocation, compile_entry, compile_function, compile_inline
 
 
 class Work(NamedTuple):
@@ -40,7 +40,7 @@ def _allocate(n):
     return Work(pinv, null, np.zeros(n), np.zeros(n), np.zeros(n), np.zeros(n), np.zeros(n), np.zeros(n))
 
 
-@compile_function
+@compile_inline
 def _independent(work, d, cut):
     """Whether something is left of the new row at depth `d`: ``r = N a``, or ``N N a`` where that is small."""
     null, a, r, once = work.null, work.a, work.r, work.spare
@@ -65,7 +65,7 @@ def _independent(work, d, cut):
     return squared > cut * size
 
 
-@compile_function
+@compile_inline
 def _column(work, size, d, adds):
     """The new column of ``A⁺``."""
     pinv, a, r, e, c = work.pinv, work.a, work.r, work.e, work.c
@@ -87,7 +87,7 @@ def _column(work, size, d, adds):
         c[i] = r[i] / along if adds else c[i] / length
 
 
-@compile_function
+@compile_inline
 def _push(work, size, d, adds):
     """Fill depth ``d + 1``."""
     pinv, null, r, e, c = work.pinv, work.null, work.r, work.e, work.c
@@ -104,7 +104,7 @@ def _push(work, size, d, adds):
     work.sizes[d] = size
 
 
-@compile_function
+@compile_inline
 def _feasible(A, own, lower, upper, b, y, start, share, underflow):
     """Whether every row holds up to rounding at `y`, when it was computed from numbers of size `start`."""
     n = y.shape[0]
@@ -123,7 +123,7 @@ def _feasible(A, own, lower, upper, b, y, start, share, underflow):
     return True
 
 
-@compile_function
+@compile_inline
 def _distance(y, f, b, norm, reach):
     """``|y - f|_p``; infinite if the largest component alone is beyond `reach`."""
     top = 0.0

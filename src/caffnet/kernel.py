@@ -28,7 +28,7 @@ FULL, LITE, ACTIVE = 0, 1, 2
 # Without reference counts (_nrt): they cost more than the arithmetic, and nothing here keeps or frees an array.
 _options = {"nogil": True, "error_model": "numpy", "_nrt": False, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 compile_function = numba.njit(**_options)
-_compile_inline = numba.njit(forceinline=True, **_options)
+compile_inline = numba.njit(forceinline=True, **_options)
 # Sums of products may be reordered (for vector instructions) and fused; NaN and infinity keep their meaning.
 _compile_sums = numba.njit(fastmath={"reassoc", "contract"}, forceinline=True, **_options)
 compile_allocation = numba.njit(nogil=True)
@@ -147,7 +147,7 @@ def _dot(a, b):
     return total
 
 
-@_compile_inline
+@compile_inline
 def _largest(y):
     top = 0.0
     for j in range(y.shape[0]):
@@ -189,7 +189,7 @@ def _value(A, entries, columns, i, y):
     return total
 
 
-@_compile_inline
+@compile_inline
 def _rounded(number, single):
     """The number in the user's type."""
     return np.float64(np.float32(number)) if single else number
@@ -314,7 +314,7 @@ def _check(s, y, held, t):
 # ------------------------------------------------------------------------------------------------- the face
 
 
-@_compile_inline
+@compile_inline
 def _remainder(A, squared, i, Q, unit, k, z, d, more):
     """Split row `i` into its part ``d`` on the face and the rest ``z``; |z|²."""
     for j in range(z.shape[0]):
@@ -336,7 +336,7 @@ def _remainder(A, squared, i, Q, unit, k, z, d, more):
     return left
 
 
-@_compile_inline
+@compile_inline
 def _append(face, k, i, side, left):
     """Add the row that `_remainder` has just split."""
     Q, R, z, d = face.Q, face.R, face.z, face.d
@@ -405,7 +405,7 @@ def _in_rows(R, first, k, d, r):
         r[j] = total / R[j, j]
 
 
-@_compile_inline
+@compile_inline
 def _slide(s, face, first, k, y):
     """Move `y` onto the rows in slots first .. k-1, one after the other: ``q_j`` leaves the rows before j alone."""
     A, entries, columns, low, high, Q, R = s.A, s.entries, s.columns, s.low, s.high, face.Q, face.R
