@@ -258,6 +258,7 @@ def test_ctrl_c_stops_all_processes(tmp_path):
         stdout=subprocess.DEVNULL,
         text=True,
         start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # tests in the background ignore it
     )
     deadline = time.monotonic() + 120
     while not list(tmp_path.rglob("*.safetensors")) and time.monotonic() < deadline:
