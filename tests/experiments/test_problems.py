@@ -15,6 +15,7 @@ from caffnet.experiments.cbf import DrivingProblem
 from caffnet.experiments.config import SEEDS, resolve
 from caffnet.experiments.models import build_model
 from caffnet.experiments.opt import SolverProblem, solve_with_ipopt
+from caffnet.experiments.philox import CudaStream
 from caffnet.experiments.problem import exact_inequalities, one_sided, penalty_of, summarise_violations, time_forward
 from caffnet.experiments.pwc import PiecewiseProblem, bounds, target
 from caffnet.experiments.run import build_problem
@@ -171,6 +172,28 @@ def test_cbf_initial_states_are_safe_and_head_for_the_goal(driving):
     torch.testing.assert_close(states[:, 2], torch.atan2(-states[:, 1], -states[:, 0]))
     assert torch.equal(driving.test, torch.tensor([[-4.5, 0.0, 0.5]], dtype=torch.float64))
     assert not torch.equal(DrivingProblem(6).train, states)
+
+
+def test_cbf_takes_the_states_of_the_papers_gpu_on_request(driving):
+    """The first state that is kept, drawn by hand: 302 safe states before it are thrown away."""
+    states, stream = DrivingProblem(2, draws="paper").train, CudaStream(2)
+    low, high = (torch.tensor(v, dtype=torch.float64) for v in (cbf.STATE_LOWER, cbf.STATE_UPPER))
+    safe: list[torch.Tensor] = []
+    while len(safe) < 303:
+        position = (low + (high - low) * stream.rand(3))[:2]
+        state = torch.cat([position, torch.atan2(-position[1], -position[0])[None]])
+        safe += [state] if (driving.barrier(state) >= 0).all() else []
+    assert torch.equal(states[0], safe[-1])
+    assert states.shape == (300, 3) and not torch.equal(states, driving.train)
+
+
+@pytest.mark.parametrize("method", ["nn", "caffnet-ff", "caffnet-tf"])
+@pytest.mark.parametrize(("draws", "rounded"), [("paper", False), ("native", True)])
+def test_weights_are_drawn_as_the_paper_does_on_request(driving, method, draws, rounded):
+    model = build_model(resolve("cbf", method, 2, "paper", {"draws": draws}), driving)
+    for weight in (p for p in model.parameters() if p.ndim == 2):
+        assert weight.dtype == torch.float64
+        assert torch.equal(weight, weight.float().double()) is rounded
 
 
 def test_cbf_has_thirteen_rows_with_one_entry_each(driving):

@@ -15,7 +15,8 @@ and xᵀQ_N x at the end. The correction in the cost is the realised one, after 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +36,7 @@ from caffnet.control import (
     rk4,
     wrap_angle,
 )
+from caffnet.experiments.philox import CudaStream
 from caffnet.experiments.problem import Evaluation, Loss, Problem, penalty_of, violation_metrics
 
 SAMPLES, DT, TRAIN_STEPS, TEST_STEPS = 300, 0.1, 150, 100
@@ -92,14 +94,21 @@ class DrivingProblem(Problem):
     """300 random safe initial states for training, one for the test.
 
     Args:
-        seed: of torch's CPU stream. As in the paper's runs, 300 states, one and one are drawn and thrown away first.
+        seed: of the stream of states. As in the paper's runs, 300 states, one and one are drawn and thrown away first.
         adjoint: limit on the gradient with respect to each state that an input follows; 0 for none.
         goal_radius: of the circle that counts as the goal in the loss; a test has the paper's.
+        draws: ``"native"``, torch's CPU stream, or ``"paper"``: that of the authors' GPU, so the states are theirs.
     """
 
     name, n_in, n_out = "cbf", 3, 2
 
-    def __init__(self, seed: int, adjoint: float = 0.0, goal_radius: float = GOAL_RADIUS):
+    def __init__(
+        self,
+        seed: int,
+        adjoint: float = 0.0,
+        goal_radius: float = GOAL_RADIUS,
+        draws: Literal["native", "paper"] = "native",
+    ):
         super().__init__()
         self.adjoint, self.goal_radius = adjoint, goal_radius
         one = torch.eye(2, dtype=torch.float64)
@@ -107,20 +116,22 @@ class DrivingProblem(Problem):
         inputs = AffineSet.inequality(torch.cat([one, -one]), limits, names=INPUT_NAMES)
         self.system, self.barrier = Unicycle(), barrier()
         self.safe = BarrierConstraint(self.system, self.barrier, linear(1.0), inputs)
-        stream = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(seed)
+        native = partial(torch.rand, dtype=torch.float64, generator=generator)
+        uniform = CudaStream(seed).rand if draws == "paper" else native
         for count in (SAMPLES, 1, 1):
-            self._draw(count, stream)
-        self.train = self._draw(SAMPLES, stream)
+            self._draw(count, uniform)
+        self.train = self._draw(SAMPLES, uniform)
         self.test = torch.tensor([TEST_START], dtype=torch.float64)
         self.input_lower = torch.tensor(INPUT_LOWER, dtype=torch.float64)
         self.input_upper = torch.tensor(INPUT_UPPER, dtype=torch.float64)
 
-    def _draw(self, count: int, stream: torch.Generator) -> Tensor:
+    def _draw(self, count: int, uniform: Callable[[int], Tensor]) -> Tensor:
         """Safe states, uniform over the box by rejection, heading to the origin: ``(count, 3)``."""
         low, high = torch.tensor(STATE_LOWER, dtype=torch.float64), torch.tensor(STATE_UPPER, dtype=torch.float64)
         kept: list[Tensor] = []
         while len(kept) < count:
-            state = low + (high - low) * torch.rand(3, dtype=torch.float64, generator=stream)
+            state = low + (high - low) * uniform(3)
             state[2] = torch.atan2(-state[1], -state[0])
             if (self.barrier(state) >= 0).all():
                 kept.append(state)

@@ -70,6 +70,8 @@ class RunConfig:
         goal_radius: in cbf, of the circle that counts as the goal while training; 0.1 in every test (paper).
         search: of CAffNet, ``"full"``, or ``"paper"``: with the compromises of dependent rows. They make a difference
             in cbf only: pwc has one output, and the rows of opt never contradict each other.
+        draws: where a seed starts, ``"native"``: weights in float32, the states of cbf from the CPU's stream; or
+            ``"paper"``: weights in float64, and the states as the authors' GPU drew them.
     """
 
     task: str
@@ -97,12 +99,13 @@ class RunConfig:
     adjoint: float = 0.0
     goal_radius: float = 0.1
     search: str = "full"
+    draws: str = "native"
 
     @property
     def digest(self) -> str:
         """A fingerprint of all settings. One that came later counts only if it is set: records keep their names."""
         settings = dataclasses.asdict(self)
-        for name in ("activation", "clip", "adjoint", "null_rate", "goal_radius", "search"):
+        for name in ("activation", "clip", "adjoint", "null_rate", "goal_radius", "search", "draws"):
             if settings[name] == getattr(RunConfig, name):
                 del settings[name]
         text = json.dumps(settings, sort_keys=True)
@@ -210,6 +213,7 @@ def resolve(
         ("device", ("cpu", "cuda")),
         ("activation", ("relu", "silu")),
         ("search", ("full", "paper")),
+        ("draws", ("native", "paper")),
     ):
         _choose(name, getattr(config, name), known)
     for name, least in (
@@ -242,13 +246,16 @@ def resolve(
 
 
 def _protocol_settings(task: str, method: str, protocol: str) -> dict[str, Any]:
+    settings: dict[str, Any]
     if protocol == "paper":
         # The feed-forward rows of the opt table come from networks with BatchNorm and dropout.
         regular = task == "opt" and method not in ("caffnet-tf", "ipopt")
         # Dependent rows: see `search`. A projection afterwards has no w, and needs none of them.
         search = "paper" if task == "cbf" and method in ("caffnet-ff", "caffnet-tf") else "full"
-        return {"epochs": EPOCHS[task], "batch_norm": regular, "dropout": 0.2 if regular else 0.0, "search": search}
-    settings: dict[str, Any] = {"epochs": EPOCHS[task] if protocol == "fair" else OUR_EPOCHS[task]}
+        draws = "paper" if task == "cbf" else "native"
+        settings = {"epochs": EPOCHS[task], "batch_norm": regular, "dropout": 0.2 if regular else 0.0}
+        return settings | {"search": search, "draws": draws}
+    settings = {"epochs": EPOCHS[task] if protocol == "fair" else OUR_EPOCHS[task]}
     # Equal parameter counts: CAffNet-FF has two networks, so a single one is made wider, the transformers narrower.
     n_in, n_out = SIZES[task]
     budget = 2 * feedforward_size(n_in, n_out, HIDDEN)

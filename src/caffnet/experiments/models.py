@@ -14,6 +14,9 @@ from caffnet.methods.hardnet import HardNet
 from caffnet.methods.soft import Soft
 from caffnet.model import CAffNet
 
+#: A seed gives other weights in another number type.
+_DRAWN_IN = {"native": torch.float32, "paper": torch.float64}
+
 
 def build_model(config: RunConfig, problem: Problem, *, strict: bool = False) -> nn.Module:
     """The untrained network of a run, in its number type and on its device; f is built first, then w.
@@ -38,7 +41,7 @@ def build_model(config: RunConfig, problem: Problem, *, strict: bool = False) ->
         f, w = _feedforward(config, problem), _feedforward(config, problem)
         model = CAffNet(f, problem.enforced(search), **_null_space(w, config), search=search, **options)
     elif method == "caffnet-tf":
-        f = Transformer(problem.n_in, problem.n_out, feedforward=config.feedforward)
+        f = Transformer(problem.n_in, problem.n_out, feedforward=config.feedforward, dtype=_DRAWN_IN[config.draws])
         chosen = problem.enforced(config.search)
         model = CAffNet(f, chosen, **_null_space(f.twin(), config), search=config.search, **options)
     else:
@@ -58,4 +61,5 @@ def _feedforward(config: RunConfig, problem: Problem) -> FeedForward:
         batch_norm=config.batch_norm,
         dropout=config.dropout,
         activation={"relu": nn.ReLU, "silu": nn.SiLU}[config.activation],
+        dtype=_DRAWN_IN[config.draws],
     )

@@ -48,7 +48,8 @@ def build_problem(config: RunConfig) -> Problem:
     """The data of a run, in its number type and on its device."""
     if config.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device is cuda, but torch sees no GPU: choose cpu.")
-    options = {"adjoint": config.adjoint, "goal_radius": config.goal_radius} if config.task == "cbf" else {}
+    driving = {"adjoint": config.adjoint, "goal_radius": config.goal_radius, "draws": config.draws}
+    options = driving if config.task == "cbf" else {}
     return PROBLEMS[config.task](config.seed, **options).to(torch.device(config.device), getattr(torch, config.dtype))
 
 
