@@ -50,8 +50,8 @@ def solve(problem: Problem, options: Options, start: Tensor | None = None) -> tu
         array(p.f),
         _absent(n) if p.w is None else array(p.w),
         array(p.A if p.A.ndim == 3 else p.A.unsqueeze(0)),
-        array(_once(p.lower)),
-        array(_once(p.upper)),
+        array(once(p.lower)),
+        array(once(p.upper)),
         _unmarked(m) if start is None else start.contiguous().numpy(),
         _SEARCHES[options.search],
         options.norm,
@@ -82,8 +82,8 @@ def differentiate(
         array(p.f),
         _absent(n) if p.w is None else array(p.w),
         array(p.A if p.A.ndim == 3 else p.A.unsqueeze(0)),
-        array(_once(p.lower)),
-        array(_once(p.upper)),
+        array(once(p.lower)),
+        array(once(p.upper)),
         array(value),
         held.numpy(),
         tangent,
@@ -111,7 +111,7 @@ def array(t: Tensor) -> np.ndarray:
     return (t if t.is_contiguous() else t.contiguous()).numpy()
 
 
-def _once(bound: Tensor) -> Tensor:
+def once(bound: Tensor) -> Tensor:
     """A bound that all samples share, as one line."""
     return bound[:1] if bound.stride(0) == 0 else bound
 

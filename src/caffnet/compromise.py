@@ -27,12 +27,12 @@ from torch import Tensor
 
 from caffnet import compiled, tolerance
 from caffnet.certificate import exactly_satisfies
-from caffnet.compiled import array
+from caffnet.compiled import array, once
 from caffnet.constraints import BOTH, EQUAL, FREE, LOWER, UPPER
 from caffnet.problem import Options, Problem, Solution, Status
-from caffnet.rows import Rows, pick_rows, product, scale_rows, times_power, unit_exponent
+from caffnet.rows import pick_rows, product, scale_rows, times_power, unit_exponent
 from caffnet.search import enumeration
-from caffnet.search.contract import Choice, distance
+from caffnet.search.contract import distance
 from caffnet.search.enumeration import Enumeration, Table
 from caffnet.search.faces import factor
 from caffnet.search.flat import clamp_to_bounds, flat_point
@@ -49,7 +49,6 @@ class Compromise(NamedTuple):
         sides: +1 upper, -1 lower, 0 empty, ``(S, k)``.
         value: the points, ``(S, n)``.
         status: ``(S,)``, int8.
-        scaled: the rows of the whole batch.
     """
 
     samples: Tensor
@@ -57,7 +56,10 @@ class Compromise(NamedTuple):
     sides: Tensor
     value: Tensor
     status: Tensor
-    scaled: Rows
+
+    def only(self, those: Tensor) -> Compromise:
+        """Those of the samples for which the mask is true."""
+        return self if those.all() else Compromise(*(t[those] for t in self))
 
 
 def nearer_compromises(problem: Problem, solution: Solution, options: Options) -> Compromise | None:
@@ -69,24 +71,16 @@ def nearer_compromises(problem: Problem, solution: Solution, options: Options) -
     if p.w is None or p.f.numel() == 0 or p.A.shape[-2] == 0:
         return None
     with torch.no_grad():
-        rows = scale_rows(p.A.detach(), p.lower.detach(), p.upper.detach())
         search = _walk if compiled.ENABLED and p.f.device.type == "cpu" else _enumerate
-        samples, choice, value = search(p, rows, solution, options)
-        if samples.numel() == 0:
-            return None
-        some = rows.take(samples)
-        value = clamp_to_bounds(some, value)
-        excess = some.excess(value)
-        holds = (excess <= some.allowance(value, value)).all(-1)
+        found = search(p, solution, options)
         if options.strict:
-            holds = holds & exactly_satisfies(some.A, some.lower, some.upper, value, some.lower == some.upper)
-        exceeded = ((excess > 0) & (choice.held(rows.m) == 0)).any(-1)
-        status = torch.where(exceeded, Status.WITHIN_TOL, Status.PROJECTED).to(torch.int8)
-        found = samples, choice.rows, choice.sides, value, status
-        if not holds.all():
-            found = (t[holds] for t in found)
-        compromise = Compromise(*found, scaled=rows)
-    return compromise if compromise.samples.numel() else None
+            A, lower, upper = (
+                p.A if p.A.ndim == 2 else p.A[found.samples],
+                p.lower[found.samples],
+                p.upper[found.samples],
+            )
+            found = found.only(exactly_satisfies(A, lower, upper, found.value, lower == upper))
+    return found if found.samples.numel() else None
 
 
 def least_squares(problem: Problem, found: Compromise) -> Tensor:
@@ -107,20 +101,28 @@ def least_squares(problem: Problem, found: Compromise) -> Tensor:
 # ------------------------------------------------------------------------------------------------- any device
 
 
-def _enumerate(problem: Problem, rows: Rows, solution: Solution, options: Options) -> tuple[Tensor, Choice, Tensor]:
-    """Samples, choices and points: the nearest feasible compromise, where it is nearer; all of them are listed."""
+def _enumerate(problem: Problem, solution: Solution, options: Options) -> Compromise:
+    """The nearest feasible compromise, where it is nearer; all choices are listed."""
+    p = problem
     answered = (solution.status == Status.PROJECTED) | (solution.status == Status.WITHIN_TOL)
     samples = answered.nonzero().squeeze(-1)
-    rows, f, before = rows.take(samples), problem.f[samples], solution.value[samples]
-    assert problem.w is not None
-    g = f + problem.w[samples]
-    plan = Enumeration(_list_choices(problem.sides, rows.n, options.budget, f.device), None, None, options.budget)
+    rows = scale_rows(p.A.detach(), p.lower.detach(), p.upper.detach()).take(samples)
+    f, before = p.f[samples], solution.value[samples]
+    assert p.w is not None
+    g = f + p.w[samples]
+    plan = Enumeration(_list_choices(p.sides, rows.n, options.budget, f.device), None, None, options.budget)
     choice = enumeration.choose(rows, plan, f, g, options.norm)
     point = flat_point(rows, choice, g)
     # Rows that agree give the point that was found before, up to rounding.
     limit = distance(before - f, options.norm) * (1 - tolerance.tie(rows.dtype, rows.n))
     wins = (choice.found & (distance(point - f, options.norm) < limit)).nonzero().squeeze(-1)
-    return samples[wins], choice.take(wins), point[wins]
+    rows, choice = rows.take(wins), choice.take(wins)
+    value = clamp_to_bounds(rows, point[wins])
+    excess = rows.excess(value)
+    exceeded = ((excess > 0) & (choice.held(rows.m) == 0)).any(-1)
+    status = torch.where(exceeded, Status.WITHIN_TOL, Status.PROJECTED).to(torch.int8)
+    holds = (excess <= rows.allowance(value, value)).all(-1)
+    return Compromise(samples[wins], choice.rows, choice.sides, value, status).only(holds)
 
 
 def _list_choices(sides: tuple[str, ...], n: int, budget: int, device: torch.device) -> Table:
@@ -143,13 +145,14 @@ def _ends(sides: tuple[str, ...]) -> tuple[tuple[int, str], ...]:
 # ------------------------------------------------------------------------------------------------- the kernel
 
 
-def _walk(problem: Problem, rows: Rows, solution: Solution, options: Options) -> tuple[Tensor, Choice, Tensor]:
+def _walk(problem: Problem, solution: Solution, options: Options) -> Compromise:
     """As `_enumerate`, one choice after the other."""
-    samples, n = problem.f.shape
-    assert problem.w is not None
+    p = problem
+    samples, n = p.f.shape
+    kind = p.f.dtype
+    assert p.w is not None
     chosen, sides = torch.empty(samples, n, dtype=torch.long), torch.empty(samples, n, dtype=torch.int8)
-    value = torch.empty(samples, n, dtype=torch.float64)
-    kind = rows.dtype
+    value, state = torch.empty(samples, n, dtype=torch.float64), torch.empty(samples, dtype=torch.int8)
     limits = (
         tolerance.feasibility(kind, n),
         tolerance.rank(kind, n) ** 2,
@@ -157,45 +160,45 @@ def _walk(problem: Problem, rows: Rows, solution: Solution, options: Options) ->
         tolerance.tie(kind, n),
     )
     _kernel().nearest(
-        *_arrays(rows),
-        *(array(t) for t in (problem.f, problem.w, solution.value)),
+        *_arrays(p),
+        *(array(t) for t in (p.f, p.w, solution.value)),
         solution.status.numpy(),
-        *_places(problem.sides),
-        problem.sides.count(EQUAL),
+        *_places(p.sides),
+        p.sides.count(EQUAL),
         options.norm,
+        kind == torch.float32,
         limits,
-        *(t.numpy() for t in (chosen, sides, value)),
+        *(t.numpy() for t in (chosen, sides, value, state)),
     )
-    here = sides[:, 0].nonzero().squeeze(-1)
-    found = torch.ones_like(here, dtype=torch.bool)
-    return here, Choice(chosen[here], sides[here], value.new_empty(len(here), n, 0), found), value[here].to(kind)
+    here = state.nonzero().squeeze(-1)
+    return Compromise(here, chosen[here], sides[here], value[here].to(kind), state[here])
 
 
 def differentiate(v: Tensor, problem: Problem, found: Compromise) -> tuple[Tensor, ...]:
     """Gradients for f, w, A, lower and upper, as `least_squares` has them, by the kernel."""
-    p, rows = problem, found.scaled
+    p = problem
+    n, m, kind = p.f.shape[-1], p.A.shape[-2], p.f.dtype
     assert p.w is not None
-    shapes = (p.f.shape, (1 if rows.shared else len(p.A), rows.m, rows.n), p.lower.shape, p.upper.shape)
+    shapes = (p.f.shape, (1 if p.A.ndim == 2 else len(p.A), m, n), p.lower.shape, p.upper.shape)
     grads = [torch.zeros(shape, dtype=torch.float64) for shape in shapes]
     _kernel().differentiate(
         array(v),
         found.samples.numpy(),
-        *_arrays(rows),
+        *_arrays(p),
         *(array(t) for t in (p.f, p.w)),
         *(t.numpy() for t in (found.rows, found.sides)),
         array(found.value),
-        tolerance.rank(rows.dtype, rows.n) ** 2,
+        tolerance.rank(kind, n) ** 2,
         *(t.numpy() for t in grads),
     )
-    f, A, lower, upper = (t.to(rows.dtype) for t in grads)
+    f, A, lower, upper = (t.to(kind) for t in grads)
     return f, f, A.reshape(p.A.shape), lower, upper
 
 
-def _arrays(rows: Rows) -> tuple[np.ndarray, ...]:
-    """A, lower, upper, and the size that each row had; what all samples share has one line."""
-    size = (-rows.exponent.double()).exp2().reshape(-1, rows.m)
-    A = rows.A.unsqueeze(0) if rows.shared else rows.A
-    return array(A), array(rows.lower), array(rows.upper), array(size)
+def _arrays(problem: Problem) -> tuple[np.ndarray, ...]:
+    """A, lower and upper; what all samples share has one line."""
+    p = problem
+    return array(p.A if p.A.ndim == 3 else p.A.unsqueeze(0)), array(once(p.lower)), array(once(p.upper))
 
 
 @functools.cache

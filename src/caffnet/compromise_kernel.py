@@ -4,7 +4,7 @@ What is looked for is told in `compromise`, the updates of the pseudo-inverse in
 first: depth ``d`` keeps ``A⁺``, ``N = I - A⁺A`` and the point of the first ``d`` rows. One more row ``a y = b`` moves
 the point by ``c (b - a y)``, c the new column of ``A⁺``: a choice costs one update, and its last row not even that.
 
-(Two short functions are like some of `kernel`. They are not shared, because the compiler's cache on disk does not
+(Some short functions are like those of `kernel`. They are not shared, because the compiler's cache on disk does not
 notice when another file changes.)
 """
 
@@ -16,6 +16,18 @@ from typing import NamedTuple
 import numpy as np
 
 from caffnet.kernel import PROJECTED, WITHIN_TOL, compile_allocation, compile_entry, compile_function, compile_inline
+
+_HUGE = np.finfo(np.float64).max
+
+
+class Scaled(NamedTuple):
+    """The rows of one sample, each times a power of two so that ``1 <= |a|_1 < 2``, as in `rows`."""
+
+    A: np.ndarray  # (m, n)
+    lower: np.ndarray  # (m,)
+    upper: np.ndarray  # (m,)
+    size: np.ndarray  # (m,) what the row was divided by
+    plain: np.ndarray  # (m,) the column of a row ± y_j, else -1
 
 
 class Work(NamedTuple):
@@ -38,6 +50,32 @@ def _allocate(n):
         null[0, i, i] = 1.0
     pinv = np.zeros((n + 1, n, n))
     return Work(pinv, null, np.zeros(n), np.zeros(n), np.zeros(n), np.zeros(n), np.zeros(n), np.zeros(n))
+
+
+@compile_allocation
+def _allocate_rows(m, n):
+    return Scaled(np.zeros((m, n)), np.zeros(m), np.zeros(m), np.zeros(m), np.zeros(m, np.int64))
+
+
+@compile_function
+def _scale(A, lower, upper, b, s):
+    """Fill `s` with the rows of sample `b`; what all samples share has one line."""
+    own = b if A.shape[0] > 1 else 0
+    below, above = b if lower.shape[0] > 1 else 0, b if upper.shape[0] > 1 else 0
+    for row in range(s.A.shape[0]):
+        total, top, column = 0.0, 0.0, 0
+        for i in range(s.A.shape[1]):
+            entry = abs(A[own, row, i])
+            total += entry
+            if entry > top:
+                top, column = entry, i
+        total = min(total, _HUGE)
+        shift = 1 - math.frexp(total)[1] if total > 0.0 else 0
+        for i in range(s.A.shape[1]):
+            s.A[row, i] = math.ldexp(A[own, row, i], shift)
+        s.lower[row], s.upper[row] = math.ldexp(lower[below, row], shift), math.ldexp(upper[above, row], shift)
+        s.size[row] = math.ldexp(1.0, -shift)
+        s.plain[row] = column if total == top == s.size[row] else -1
 
 
 @compile_inline
@@ -105,20 +143,20 @@ def _push(work, size, d, adds):
 
 
 @compile_inline
-def _feasible(A, own, lower, upper, b, y, start, share, underflow):
+def _feasible(s, y, start, share, underflow):
     """Whether every row holds up to rounding at `y`, when it was computed from numbers of size `start`."""
     n = y.shape[0]
     size = start
     for i in range(n):
         size = max(size, start + abs(y[i]))
     allowed = share * size + underflow
-    for row in range(A.shape[1]):
+    for row in range(s.A.shape[0]):
         value = 0.0
         for i in range(n):
-            value += A[own, row, i] * y[i]
-        if not value <= upper[b, row] + share * abs(upper[b, row]) + allowed:
+            value += s.A[row, i] * y[i]
+        if not value <= s.upper[row] + share * abs(s.upper[row]) + allowed:
             return False
-        if not value >= lower[b, row] - share * abs(lower[b, row]) - allowed:
+        if not value >= s.lower[row] - share * abs(s.lower[row]) - allowed:
             return False
     return True
 
@@ -141,44 +179,87 @@ def _distance(y, f, b, norm, reach):
 
 
 @compile_function
-def _rebuild(A, lower, upper, size, b, rows, sides, line, cut, work, y):
+def _rebuild(s, rows, sides, line, cut, work, y):
     """The point on the rows chosen in this line from ``y = g``, refined once; returns how many rows there are."""
     n = y.shape[0]
-    own = b if A.shape[0] > 1 else 0
     k = 0
     while k < n and sides[line, k] != 0:
         row = rows[line, k]
-        gap = upper[b, row] if sides[line, k] > 0 else lower[b, row]
+        gap = s.upper[row] if sides[line, k] > 0 else s.lower[row]
         for i in range(n):
-            work.a[i] = A[own, row, i]
+            work.a[i] = s.A[row, i]
             gap -= work.a[i] * y[i]
         adds = _independent(work, k, cut)
-        _column(work, size[own, row], k, adds)
+        _column(work, s.size[row], k, adds)
         for i in range(n):
             y[i] += work.c[i] * gap
-        _push(work, size[own, row], k, adds)
+        _push(work, s.size[row], k, adds)
         k += 1
     left = work.e
     for j in range(k):
         row = rows[line, j]
-        left[j] = upper[b, row] if sides[line, j] > 0 else lower[b, row]
+        left[j] = s.upper[row] if sides[line, j] > 0 else s.lower[row]
         for i in range(n):
-            left[j] -= A[own, row, i] * y[i]
+            left[j] -= s.A[row, i] * y[i]
     for i in range(n):
         for j in range(k):
             y[i] += work.pinv[k, i, j] * left[j]
     return k
 
 
+@compile_function
+def _clamp(s, y, low, high):
+    """Move `y` into its plain bounds, where they do not cross."""
+    for i in range(y.shape[0]):
+        low[i], high[i] = -math.inf, math.inf
+    for row in range(s.plain.shape[0]):
+        i = s.plain[row]
+        if i >= 0:
+            up = s.A[row, i] > 0.0
+            low[i] = max(low[i], s.lower[row] if up else -s.upper[row])
+            high[i] = min(high[i], s.upper[row] if up else -s.lower[row])
+    for i in range(y.shape[0]):
+        if low[i] <= high[i]:
+            y[i] = min(max(y[i], low[i]), high[i])
+
+
+@compile_function
+def _status(s, y, rows, sides, line, share, underflow):
+    """What `y` is worth: 0 if a row is exceeded by more than rounding explains.
+
+    WITHIN_TOL if a row outside the choice is exceeded at all.
+    """
+    n = y.shape[0]
+    top, state = 0.0, PROJECTED
+    for i in range(n):
+        top = max(top, abs(y[i]))
+    for row in range(s.A.shape[0]):
+        value, bound = 0.0, 0.0
+        for i in range(n):
+            value += s.A[row, i] * y[i]
+        for end in (s.lower[row], s.upper[row]):
+            if abs(end) < math.inf:
+                bound = max(bound, abs(end))
+        excess = max(value - s.upper[row], s.lower[row] - value)
+        if not excess <= 2.0 * share * top + share * bound + underflow:
+            return 0
+        if excess > 0.0:
+            chosen = False
+            for j in range(n):
+                chosen = chosen or (sides[line, j] != 0 and rows[line, j] == row)
+            if not chosen:
+                state = WITHIN_TOL
+    return state
+
+
 @compile_entry
-def nearest(A, lower, upper, size, f, w, before, status, ends, kinds, equalities, norm, t, rows, sides, value):
+def nearest(A, lower, upper, f, w, before, status, ends, kinds, equalities, norm, single, t, rows, sides, value, state):
     """The nearest feasible compromise of each projected sample, where it is nearer than the point before.
 
     Args:
-        A: scaled rows, ``(B, m, n)``, or ``(1, m, n)`` for all.
-        lower: ``(B, m)``.
-        upper: ``(B, m)``.
-        size: what the rows were divided by, ``(B, m)`` or ``(1, m)``.
+        A: ``(B, m, n)``, or ``(1, m, n)`` for all.
+        lower: ``(B, m)``, or ``(1, m)`` for all.
+        upper: likewise.
         f: ``(B, n)``.
         w: ``(B, n)``.
         before: the answers so far, ``(B, n)``.
@@ -187,22 +268,25 @@ def nearest(A, lower, upper, size, f, w, before, status, ends, kinds, equalities
         kinds: which side, +1 or -1.
         equalities: how many those are; they are in every choice.
         norm: of the distance.
+        single: whether the answer is rounded to float32.
         t: the tolerances: feasibility, squared rank, underflow, tie.
         rows: of the answer, ``(B, n)``.
-        sides: of the answer, 0 in empty slots, ``(B, n)``; all 0 if there is none.
+        sides: of the answer, 0 in empty slots, ``(B, n)``.
         value: the answer, ``(B, n)``, where there is one.
+        state: its status, ``(B,)``; 0 where there is none.
     """
     share, cut, underflow, tie = t
     samples, n = f.shape
-    work = _allocate(n)
+    s, work = _allocate_rows(A.shape[1], n), _allocate(n)
     points, y = np.zeros((n + 1, n)), np.zeros(n)
     place, after, dependent = np.zeros(n, np.int64), np.zeros(n + 1, np.int64), np.zeros(n + 1, np.bool_)
     for b in range(samples):
         for i in range(n):
             rows[b, i], sides[b, i] = 0, 0
+        state[b] = 0
         if status[b] != PROJECTED and status[b] != WITHIN_TOL:
             continue
-        own = b if A.shape[0] > 1 else 0
+        _scale(A, lower, upper, b, s)
         start = 0.0
         for i in range(n):
             points[0, i] = f[b, i] + w[b, i]
@@ -219,25 +303,25 @@ def nearest(A, lower, upper, size, f, w, before, status, ends, kinds, equalities
                 continue
             after[depth] = option + 1
             row = ends[option]
-            bound = upper[b, row] if kinds[option] > 0 else lower[b, row]
+            bound = s.upper[row] if kinds[option] > 0 else s.lower[row]
             if abs(bound) == math.inf:
                 continue
             gap = bound
             for i in range(n):
-                work.a[i] = A[own, row, i]
+                work.a[i] = s.A[row, i]
                 gap -= work.a[i] * points[depth, i]
             adds = _independent(work, depth, cut)
             here = depth + 1
             dependent[here] = dependent[depth] or (depth >= equalities and not adds)
             if here == n and not dependent[here]:
                 continue
-            _column(work, size[own, row], depth, adds)
+            _column(work, s.size[row], depth, adds)
             for i in range(n):
                 y[i] = points[depth, i] + work.c[i] * gap
             place[depth] = option
             if dependent[here]:
                 distance = _distance(y, f, b, norm, best)
-                if distance < best and _feasible(A, own, lower, upper, b, y, start, share, underflow):
+                if distance < best and _feasible(s, y, start, share, underflow):
                     best = distance * (1.0 - tie)
                     for i in range(n):
                         rows[b, i] = ends[place[i]] if i < here else 0
@@ -245,28 +329,31 @@ def nearest(A, lower, upper, size, f, w, before, status, ends, kinds, equalities
             if here < n:
                 for i in range(n):
                     points[here, i] = y[i]
-                _push(work, size[own, row], depth, adds)
+                _push(work, s.size[row], depth, adds)
                 depth = here
                 after[depth] = option + 1
         if sides[b, 0] != 0:
             for i in range(n):
                 y[i] = points[0, i]
-            _rebuild(A, lower, upper, size, b, rows, sides, b, cut, work, y)
+            _rebuild(s, rows, sides, b, cut, work, y)
+            for i in range(n):
+                y[i] = np.float64(np.float32(y[i])) if single else y[i]
+            _clamp(s, y, work.r, work.c)
+            state[b] = _status(s, y, rows, sides, b, share, underflow)
             for i in range(n):
                 value[b, i] = y[i]
 
 
 @compile_entry
-def differentiate(v, samples, A, lower, upper, size, f, w, rows, sides, value, cut, df, dA, dlower, dupper):
+def differentiate(v, samples, A, lower, upper, f, w, rows, sides, value, cut, df, dA, dlower, dupper):
     """Gradients of compromises in the user's units; the formula is in `compromise`.
 
     Args:
         v: incoming gradients, ``(S, n)``.
         samples: their places in the batch, ``(S,)``.
         A: ``(B, m, n)`` or ``(1, m, n)``, as in `nearest`.
-        lower: ``(B, m)``.
-        upper: ``(B, m)``.
-        size: ``(B, m)`` or ``(1, m)``.
+        lower: ``(B, m)`` or ``(1, m)``.
+        upper: likewise.
         f: ``(B, n)``.
         w: ``(B, n)``.
         rows: chosen, ``(S, k)``.
@@ -279,30 +366,31 @@ def differentiate(v, samples, A, lower, upper, size, f, w, rows, sides, value, c
         dupper: ``(B, m)``.
     """
     n = v.shape[1]
-    work = _allocate(n)
+    s, work = _allocate_rows(A.shape[1], n), _allocate(n)
     pinv, null = work.pinv, work.null
     y, p, q = np.zeros(n), np.zeros(n), np.zeros(n)
-    for s in range(samples.shape[0]):
-        b = samples[s]
+    for line in range(samples.shape[0]):
+        b = samples[line]
         own = b if A.shape[0] > 1 else 0
         for i in range(n):
             y[i] = f[b, i] + w[b, i]
-        k = _rebuild(A, lower, upper, size, b, rows, sides, s, cut, work, y)
+        _scale(A, lower, upper, b, s)
+        k = _rebuild(s, rows, sides, line, cut, work, y)
         for i in range(n):
             p[i] = 0.0
             for j in range(n):
-                p[i] += null[k, i, j] * v[s, j]
+                p[i] += null[k, i, j] * v[line, j]
             df[b, i] += p[i]
         for j in range(k):
             q[j] = 0.0
             for i in range(n):
-                q[j] += pinv[k, i, j] * v[s, i]
+                q[j] += pinv[k, i, j] * v[line, i]
         for j in range(k):
-            row = rows[s, j]
-            residual, multiplier = upper[b, row] if sides[s, j] > 0 else lower[b, row], 0.0
+            row = rows[line, j]
+            residual, multiplier = s.upper[row] if sides[line, j] > 0 else s.lower[row], 0.0
             for i in range(n):
-                residual -= A[own, row, i] * value[s, i]
-                multiplier += pinv[k, i, j] * (f[b, i] + w[b, i] - value[s, i])
+                residual -= s.A[row, i] * value[line, i]
+                multiplier += pinv[k, i, j] * (f[b, i] + w[b, i] - value[line, i])
             for i in range(n):
                 mean = 0.0  # of A⁺ W⁻¹ q, times the weight of this row
                 for other in range(k):
@@ -310,8 +398,8 @@ def differentiate(v, samples, A, lower, upper, size, f, w, rows, sides, value, c
                     mean += pinv[k, i, other] * q[other] * ratio * ratio
                 # Where the square of a ratio overflows, the larger row has its way: nothing of it is left over.
                 lean = residual * mean if math.isfinite(mean) else 0.0
-                dA[own, row, i] += (lean - multiplier * p[i] - q[j] * value[s, i]) / size[own, row]
-            if sides[s, j] > 0:
-                dupper[b, row] += q[j] / size[own, row]
+                dA[own, row, i] += (lean - multiplier * p[i] - q[j] * value[line, i]) / s.size[row]
+            if sides[line, j] > 0:
+                dupper[b, row] += q[j] / s.size[row]
             else:
-                dlower[b, row] += q[j] / size[own, row]
+                dlower[b, row] += q[j] / s.size[row]
