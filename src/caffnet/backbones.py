@@ -19,7 +19,6 @@ class FeedForward(nn.Sequential):
         batch_norm: normalise after each hidden linear map (inputs must then be ``(batch, n_in)``).
         dropout: drop this share after each activation.
         activation: makes the module after each hidden linear map.
-        dtype: of the weights, torch's default if None.
 
     Weights start Xavier-normal, biases as `nn.Linear` leaves them.
 
@@ -37,19 +36,18 @@ class FeedForward(nn.Sequential):
         batch_norm: bool = False,
         dropout: float = 0.0,
         activation: Callable[[], nn.Module] = nn.ReLU,
-        dtype: torch.dtype | None = None,
     ):
         parts: list[nn.Module] = []
         width = n_in
         for _ in range(layers):
-            parts.append(nn.Linear(width, hidden, dtype=dtype))
+            parts.append(nn.Linear(width, hidden))
             if batch_norm:
-                parts.append(nn.BatchNorm1d(hidden, dtype=dtype))
+                parts.append(nn.BatchNorm1d(hidden))
             parts.append(activation())
             if dropout:
                 parts.append(nn.Dropout(dropout))
             width = hidden
-        super().__init__(*parts, nn.Linear(width, n_out, dtype=dtype))
+        super().__init__(*parts, nn.Linear(width, n_out))
         for module in self:
             if isinstance(module, nn.Linear):
                 nn.init.xavier_normal_(module.weight)
@@ -71,7 +69,6 @@ class Transformer(nn.Module):
         dropout: dropout inside the blocks.
         tokens: read sequences instead of single vectors.
         positions: with ``tokens``, learn a position code for sequences of up to this length.
-        dtype: of the weights, torch's default if None.
 
     Weights start Xavier-normal, biases at zero.
 
@@ -93,7 +90,6 @@ class Transformer(nn.Module):
         dropout: float = 0.0,
         tokens: bool = False,
         positions: int | None = None,
-        dtype: torch.dtype | None = None,
     ):
         super().__init__()
         if width % heads:
@@ -102,13 +98,12 @@ class Transformer(nn.Module):
             raise ValueError("positions= is for sequences: pass tokens=True as well.")
         self.shape = (n_in, n_out, width, heads, feedforward, layers, dropout)
         self.tokens = tokens
-        self.embed = nn.Linear(n_in, width, dtype=dtype)
-        self.position = None if positions is None else nn.Parameter(torch.zeros(positions, width, dtype=dtype))
+        self.embed = nn.Linear(n_in, width)
+        self.position = None if positions is None else nn.Parameter(torch.zeros(positions, width))
         self.blocks = nn.ModuleList(
-            nn.TransformerEncoderLayer(width, heads, feedforward, dropout, batch_first=True, dtype=dtype)
-            for _ in range(layers)
+            nn.TransformerEncoderLayer(width, heads, feedforward, dropout, batch_first=True) for _ in range(layers)
         )
-        self.head = nn.Linear(width, n_out, dtype=dtype)
+        self.head = nn.Linear(width, n_out)
         for name, parameter in self.named_parameters():
             if name.endswith("bias"):
                 nn.init.zeros_(parameter)
@@ -144,7 +139,6 @@ class Transformer(nn.Module):
             dropout=dropout,
             tokens=self.tokens,
             positions=positions,
-            dtype=self.embed.weight.dtype,
         )
         other.to(self.embed.weight)
         other.embed, other.position = self.embed, self.position

@@ -187,13 +187,20 @@ def test_cbf_takes_the_states_of_the_papers_gpu_on_request(driving):
     assert states.shape == (300, 3) and not torch.equal(states, driving.train)
 
 
-@pytest.mark.parametrize("method", ["nn", "caffnet-ff", "caffnet-tf"])
-@pytest.mark.parametrize(("draws", "rounded"), [("paper", False), ("native", True)])
-def test_weights_are_drawn_as_the_paper_does_on_request(driving, method, draws, rounded):
-    model = build_model(resolve("cbf", method, 2, "paper", {"draws": draws}), driving)
-    for weight in (p for p in model.parameters() if p.ndim == 2):
-        assert weight.dtype == torch.float64
-        assert torch.equal(weight, weight.float().double()) is rounded
+@pytest.mark.parametrize("method", ["nn", "caffnet-ff", "post-hoc"])
+def test_weights_are_drawn_as_the_paper_does_on_request(driving, method):
+    """Layer by layer in float64, first those of f, then those of w."""
+    model = build_model(resolve("cbf", method, 2, "paper"), driving)
+    torch.manual_seed(2)
+    layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    assert len(layers) == (8 if method == "caffnet-ff" else 4)
+    for layer in layers:
+        expected = nn.Linear(layer.in_features, layer.out_features, dtype=torch.float64)
+        nn.init.xavier_normal_(expected.weight)
+        assert torch.equal(layer.weight, expected.weight) and torch.equal(layer.bias, expected.bias)
+    other = build_model(resolve("cbf", method, 2, "paper", {"draws": "native"}), driving)
+    weight = next(other.parameters())
+    assert torch.equal(weight, weight.float().double()) and not torch.equal(weight, layers[0].weight)
 
 
 def test_cbf_has_thirteen_rows_with_one_entry_each(driving):

@@ -70,8 +70,8 @@ class RunConfig:
         goal_radius: in cbf, of the circle that counts as the goal while training; 0.1 in every test (paper).
         search: of CAffNet, ``"full"``, or ``"paper"``: with the compromises of dependent rows. They make a difference
             in cbf only: pwc has one output, and the rows of opt never contradict each other.
-        draws: where a seed starts, ``"native"``: weights in float32, the states of cbf from the CPU's stream; or
-            ``"paper"``: weights in float64, and the states as the authors' GPU drew them.
+        draws: where a seed starts, ``"native"``; or ``"paper"``: feed-forward weights in the order and number type of
+            the authors' code, and the states of cbf as their GPU drew them.
     """
 
     task: str
@@ -237,6 +237,8 @@ def resolve(
     for name in ("adjoint", "goal_radius"):
         if config.task != "cbf" and getattr(config, name) != getattr(RunConfig, name):
             raise ConfigError(f"{name} is about a rollout, which only cbf has, got task {config.task}.")
+    if config.draws == "paper" and config.method == "caffnet-tf":
+        raise ConfigError('draws "paper" is known for feed-forward networks: set draws = "native".')
     if config.search == "paper" and config.gradient != "exact":
         told = f'search "paper" goes with gradient "exact", got {config.gradient!r}'
         raise ConfigError(f'{told}: set search = "full" too.')
@@ -252,7 +254,7 @@ def _protocol_settings(task: str, method: str, protocol: str) -> dict[str, Any]:
         regular = task == "opt" and method not in ("caffnet-tf", "ipopt")
         # Dependent rows: see `search`. A projection afterwards has no w, and needs none of them.
         search = "paper" if task == "cbf" and method in ("caffnet-ff", "caffnet-tf") else "full"
-        draws = "paper" if task == "cbf" else "native"
+        draws = "paper" if task == "cbf" and method != "caffnet-tf" else "native"
         settings = {"epochs": EPOCHS[task], "batch_norm": regular, "dropout": 0.2 if regular else 0.0}
         return settings | {"search": search, "draws": draws}
     settings = {"epochs": EPOCHS[task] if protocol == "fair" else OUR_EPOCHS[task]}

@@ -14,9 +14,6 @@ from caffnet.methods.hardnet import HardNet
 from caffnet.methods.soft import Soft
 from caffnet.model import CAffNet
 
-#: A seed gives other weights in another number type.
-_DRAWN_IN = {"native": torch.float32, "paper": torch.float64}
-
 
 def build_model(config: RunConfig, problem: Problem, *, strict: bool = False) -> nn.Module:
     """The untrained network of a run, in its number type and on its device; f is built first, then w.
@@ -41,12 +38,23 @@ def build_model(config: RunConfig, problem: Problem, *, strict: bool = False) ->
         f, w = _feedforward(config, problem), _feedforward(config, problem)
         model = CAffNet(f, problem.enforced(search), **_null_space(w, config), search=search, **options)
     elif method == "caffnet-tf":
-        f = Transformer(problem.n_in, problem.n_out, feedforward=config.feedforward, dtype=_DRAWN_IN[config.draws])
+        f = Transformer(problem.n_in, problem.n_out, feedforward=config.feedforward)
         chosen = problem.enforced(config.search)
         model = CAffNet(f, chosen, **_null_space(f.twin(), config), search=config.search, **options)
     else:
         raise ConfigError(f"{method} is not a network.")
+    if config.draws == "paper":
+        _draw_as_the_paper(model, config.seed)
     return model.to(config.device, getattr(torch, config.dtype))
+
+
+def _draw_as_the_paper(model: nn.Module, seed: int) -> None:
+    """The weights that the authors' code has for a seed: in float64, each layer finished before the next is made."""
+    model.double()
+    torch.manual_seed(seed)
+    for layer in (module for module in model.modules() if isinstance(module, nn.Linear)):
+        layer.reset_parameters()
+        nn.init.xavier_normal_(layer.weight)
 
 
 def _null_space(w: nn.Module, config: RunConfig) -> dict[str, Any]:
@@ -61,5 +69,4 @@ def _feedforward(config: RunConfig, problem: Problem) -> FeedForward:
         batch_norm=config.batch_norm,
         dropout=config.dropout,
         activation={"relu": nn.ReLU, "silu": nn.SiLU}[config.activation],
-        dtype=_DRAWN_IN[config.draws],
     )
