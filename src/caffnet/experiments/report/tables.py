@@ -101,7 +101,7 @@ PROTOCOL_NOTES = {
 PAPER_NOTES = {
     "opt": "IPOPT is casadi's, one solver for all samples; the paper started a process for each, which is most of its "
     "time.",
-    "cbf": "The 300 initial states come from the random stream of a CPU, the paper's from a GPU's: they are others. "
+    "cbf": "A seed has the authors' initial states, which a GPU drew, and their weights; “draws=native” has others. "
     "CAffNet looks at choices of dependent rows too, as in the paper: their compromise (ω = 0 for ω <= 0.5 and "
     "ω >= -0.5) counts where it is feasible and nearest; “search=full” leaves them out.",
 }
