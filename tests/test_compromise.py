@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from fractions import Fraction
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from caffnet import AffineSet, CAffine, ConstraintError, Status, prepare, project
+from caffnet import AffineSet, CAffine, ConstraintError, Status, compiled, prepare, project
 from helpers import length, random_problem, satisfies
 
 NORMS = (1, 1.5, 2, 3, np.inf)
@@ -213,6 +214,62 @@ def test_a_huge_row_elsewhere_changes_nothing():
     set = AffineSet.inequality([[0.0, 1.0], [0.0, -1.0], [1e25, 0.0]], [0.5, 0.5, 1e25])
     answer = project(torch.tensor([1.05, 0.1]), set, torch.tensor([-0.15, 0.9]), search="paper").value
     torch.testing.assert_close(answer, torch.tensor([0.9, 0.0]))
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_rows_of_very_different_size_and_zero_rows(strict: bool):
+    """Squares of the sizes are no numbers in float32."""
+    zero = AffineSet.inequality([[1e-20, 0.0], [0.0, 0.0]], [1e-20, 1.0])
+    answer = project(torch.tensor([1.5, 0.0]), zero, torch.tensor([0.3, 0.2]), search="paper", strict=strict).value
+    torch.testing.assert_close(answer, torch.tensor([1.0, 0.2]), rtol=1e-4, atol=0)
+    set = AffineSet([[1e-14, 0.0, 0.0], [0.0, 0.0, 1e6]], [-torch.inf, -0.5e6], [0.7e-14, 0.5e6])
+    f = torch.tensor([0.72, 0.0, -0.01], requires_grad=True)
+    y = project(f, set, torch.tensor([0.08, 0.0, -2.2]), search="paper").value
+    torch.testing.assert_close(y, torch.tensor([0.7, 0.0, 0.0]))
+    (slope,) = torch.autograd.grad(y.sum(), f, create_graph=True)
+    assert torch.equal(slope, torch.tensor([0.0, 1.0, 0.0]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_strict_is_not_fooled_by_products_that_overflow(dtype: torch.dtype):
+    """The compromise of the first two rows exceeds the third, by a number that is none: huge minus huge."""
+    center, d, s = (1e6, 20.0, 1e36) if dtype == torch.float32 else (1e10, 20.0, 1e305)
+    A = torch.tensor([[0.0, 1.0], [0.0, -1.0], [s, -s]], dtype=dtype)
+    set = AffineSet.inequality(A, torch.tensor([center + d, d - center, s * d], dtype=dtype))
+    f = torch.tensor([center + 1.15 * d, center + 0.1 * d], dtype=dtype)
+    beyond = torch.nextafter(torch.tensor(center + d, dtype=dtype), torch.tensor(torch.inf, dtype=dtype))
+    g = torch.stack([beyond, torch.tensor(center + 2 * d, dtype=dtype)])
+    y = [Fraction(v) for v in project(f, set, g - f, search="paper", strict=True).value.tolist()]
+    for row, bound in zip(A.tolist(), set.upper.tolist(), strict=True):
+        assert sum(Fraction(a) * v for a, v in zip(row, y, strict=True)) <= Fraction(bound)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_kernel_and_torch_agree_on_nasty_rows(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch):
+    """Zero rows, rows of any size, two-sided rows, one set for all or one for each sample."""
+    found = 0
+    for seed in range(60):
+        random = np.random.default_rng(seed)
+        batch, n = int(random.integers(1, 5)), int(random.integers(2, 4))
+        axes = np.eye(n)[random.integers(n, size=(1 if seed % 2 else batch, 5))]
+        size = 2.0 ** random.integers(-20, 20, size=axes.shape[:-1])[..., None]
+        size[random.uniform(size=size.shape) < 0.1] = 0.0
+        A = size * random.choice([-1.0, 1.0], size=size.shape) * axes
+        reach = np.abs(A).sum(-1) + (size[..., 0] == 0)
+        upper = random.uniform(0.1, 1.0, reach.shape) * reach
+        lower = np.where(
+            random.uniform(size=reach.shape) < 0.5, -random.uniform(0.1, 1.0, reach.shape) * reach, -np.inf
+        )
+        A, lower, upper = (torch.from_numpy(t[0] if seed % 2 else t).to(dtype) for t in (A, lower, upper))
+        f, w = (torch.from_numpy(random.normal(size=(batch, n)) * 1.5).to(dtype) for _ in range(2))
+        with monkeypatch.context() as m:
+            compiled_answer = project(f, AffineSet(A, lower, upper), w, search="paper")
+            m.setattr(compiled, "ENABLED", False)
+            torch_answer = project(f, AffineSet(A, lower, upper), w, search="paper")
+        torch.testing.assert_close(compiled_answer.value, torch_answer.value, msg=f"seed {seed}")
+        assert torch.equal(compiled_answer.active.any(-1), torch_answer.active.any(-1)), seed
+        found += int(((compiled_answer.status == Status.PROJECTED) & ~compiled_answer.active.any(-1)).sum())
+    assert found >= 5  # else no compromise was compared
 
 
 @pytest.mark.parametrize("shape", [(0, 2), (2, 0), (0, 0)])

@@ -102,7 +102,7 @@ MUTANTS = {
     ),
     "compromises that do not know the size of a row": (
         "search/faces.py",
-        "shared = e * (2 * (exponent[..., :j] - exponent[..., j : j + 1])).exp2()",
+        "shared = e * (2 * (others - top)).clamp(max=largest_exponent).exp2()",
         "shared = e",
         "test_compromise.py::test_the_size_of_a_row_is_its_weight",
     ),

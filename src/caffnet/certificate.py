@@ -144,9 +144,11 @@ def _judge(A: Tensor, lower: Tensor, upper: Tensor, y: Tensor, skip: Tensor) -> 
     value, size = apply(A, y), apply(A.abs(), y.abs())
     bound = tolerance.rounding(y.dtype, y.shape[-1])
     exact = (A == 0).all(-1)  # 0 <= b needs no arithmetic
-    unsure, broken = torch.zeros_like(skip), torch.zeros_like(skip)
+    known = A.isfinite().all(-1) & y.isfinite().all(-1, keepdim=True)
+    unsure, broken = torch.zeros_like(skip), ~known & torch.ones_like(skip)
     for excess, edge in ((value - upper, upper), (lower - value, lower)):
         error = bound * (size + torch.where(edge.isfinite(), edge.abs(), 0.0)) + tolerance.underflow(y.dtype)
         broken = broken | (excess > torch.where(exact, 0.0, error))
-        unsure = unsure | ((excess.abs() <= error) & ~exact)
+        # Not <=: where products of huge numbers overflow, neither the excess nor its error is a number.
+        unsure = unsure | (~(excess.abs() > error) & ~exact & known)
     return broken & ~skip, unsure & ~skip

@@ -175,7 +175,10 @@ def _walk(problem: Problem, solution: Solution, options: Options) -> Compromise:
 
 
 def differentiate(v: Tensor, problem: Problem, found: Compromise) -> tuple[Tensor, ...]:
-    """Gradients for f, w, A, lower and upper, as `least_squares` has them, by the kernel."""
+    """Gradients for f, w, A, lower and upper by the kernel.
+
+    For A they agree with those of `least_squares` along matrices of equal rank, where there is a derivative.
+    """
     p = problem
     n, m, kind = p.f.shape[-1], p.A.shape[-2], p.f.dtype
     assert p.w is not None

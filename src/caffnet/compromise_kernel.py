@@ -57,25 +57,24 @@ def _allocate_rows(m, n):
     return Scaled(np.zeros((m, n)), np.zeros(m), np.zeros(m), np.zeros(m), np.zeros(m, np.int64))
 
 
-@compile_function
-def _scale(A, lower, upper, b, s):
-    """Fill `s` with the rows of sample `b`; what all samples share has one line."""
+@compile_inline
+def _scale(A, lower, upper, b, row, s):
+    """Fill one row of `s` with that of sample `b`; what all samples share has one line."""
     own = b if A.shape[0] > 1 else 0
     below, above = b if lower.shape[0] > 1 else 0, b if upper.shape[0] > 1 else 0
-    for row in range(s.A.shape[0]):
-        total, top, column = 0.0, 0.0, 0
-        for i in range(s.A.shape[1]):
-            entry = abs(A[own, row, i])
-            total += entry
-            if entry > top:
-                top, column = entry, i
-        total = min(total, _HUGE)
-        shift = 1 - math.frexp(total)[1] if total > 0.0 else 0
-        for i in range(s.A.shape[1]):
-            s.A[row, i] = math.ldexp(A[own, row, i], shift)
-        s.lower[row], s.upper[row] = math.ldexp(lower[below, row], shift), math.ldexp(upper[above, row], shift)
-        s.size[row] = math.ldexp(1.0, -shift)
-        s.plain[row] = column if total == top == s.size[row] else -1
+    total, top, column = 0.0, 0.0, 0
+    for i in range(s.A.shape[1]):
+        entry = abs(A[own, row, i])
+        total += entry
+        if entry > top:
+            top, column = entry, i
+    total = min(total, _HUGE)
+    shift = 1 - math.frexp(total)[1] if total > 0.0 else 0
+    for i in range(s.A.shape[1]):
+        s.A[row, i] = math.ldexp(A[own, row, i], shift)
+    s.lower[row], s.upper[row] = math.ldexp(lower[below, row], shift), math.ldexp(upper[above, row], shift)
+    s.size[row] = math.ldexp(1.0, -shift)
+    s.plain[row] = column if total == top == s.size[row] else -1
 
 
 @compile_inline
@@ -108,7 +107,7 @@ def _column(work, size, d, adds):
     """The new column of ``A⁺``."""
     pinv, a, r, e, c = work.pinv, work.a, work.r, work.e, work.c
     n = a.shape[0]
-    along, length = 0.0, 1.0
+    along, base = 0.0, size
     for i in range(n):
         c[i] = 0.0
         along += a[i] * r[i]
@@ -116,8 +115,11 @@ def _column(work, size, d, adds):
         e[j] = 0.0
         for i in range(n):
             e[j] += a[i] * pinv[d, i, j]
-        ratio = size / work.sizes[j]
-        shared = e[j] * ratio * ratio
+        if e[j] != 0.0:
+            base = min(base, work.sizes[j])
+    length = (base / size) ** 2  # weights relative to the heaviest: squares of sizes leave the range of numbers
+    for j in range(d):
+        shared = e[j] * min(base / work.sizes[j], 1.0) ** 2
         length += e[j] * shared
         for i in range(n):
             c[i] += pinv[d, i, j] * shared
@@ -257,7 +259,7 @@ def nearest(A, lower, upper, f, w, before, status, ends, kinds, equalities, norm
     """The nearest feasible compromise of each projected sample, where it is nearer than the point before.
 
     Args:
-        A: ``(B, m, n)``, or ``(1, m, n)`` for all.
+        A: in the user's units, ``(B, m, n)``, or ``(1, m, n)`` for all.
         lower: ``(B, m)``, or ``(1, m)`` for all.
         upper: likewise.
         f: ``(B, n)``.
@@ -271,7 +273,7 @@ def nearest(A, lower, upper, f, w, before, status, ends, kinds, equalities, norm
         single: whether the answer is rounded to float32.
         t: the tolerances: feasibility, squared rank, underflow, tie.
         rows: of the answer, ``(B, n)``.
-        sides: of the answer, 0 in empty slots, ``(B, n)``.
+        sides: of the answer, 0 in empty slots, ``(B, n)``; both may be filled where `state` is 0.
         value: the answer, ``(B, n)``, where there is one.
         state: its status, ``(B,)``; 0 where there is none.
     """
@@ -286,7 +288,8 @@ def nearest(A, lower, upper, f, w, before, status, ends, kinds, equalities, norm
         state[b] = 0
         if status[b] != PROJECTED and status[b] != WITHIN_TOL:
             continue
-        _scale(A, lower, upper, b, s)
+        for row in range(A.shape[1]):
+            _scale(A, lower, upper, b, row, s)
         start = 0.0
         for i in range(n):
             points[0, i] = f[b, i] + w[b, i]
@@ -374,7 +377,8 @@ def differentiate(v, samples, A, lower, upper, f, w, rows, sides, value, cut, df
         own = b if A.shape[0] > 1 else 0
         for i in range(n):
             y[i] = f[b, i] + w[b, i]
-        _scale(A, lower, upper, b, s)
+        for j in range(rows.shape[1]):
+            _scale(A, lower, upper, b, rows[line, j], s)
         k = _rebuild(s, rows, sides, line, cut, work, y)
         for i in range(n):
             p[i] = 0.0

@@ -52,6 +52,16 @@ def test_toml_and_options_on_top(tmp_path):
     assert campaign.jobs == 1
 
 
+def test_the_papers_draws_are_for_the_feed_forward_networks_of_cbf():
+    assert {resolve("cbf", method, 2).draws for method in ("nn", "hardnet", "caffnet-ff", "post-hoc")} == {"paper"}
+    assert resolve("cbf", "caffnet-tf", 2).draws == resolve("opt", "nn", 1).draws == "native"
+    assert resolve("cbf", "caffnet-ff", 2, "ours").draws == "native"
+    with pytest.raises(ConfigError, match="known for feed-forward networks"):
+        resolve("cbf", "caffnet-tf", 2, "paper", {"draws": "paper"})
+    with pytest.raises(ConfigError, match="draws is about the rollouts of cbf, got task opt"):
+        resolve("opt", "nn", 1, "paper", {"draws": "paper"})
+
+
 def test_the_digest_knows_every_setting():
     base = resolve("opt", "nn", 1)
     assert base.digest == resolve("opt", "nn", 1).digest

@@ -198,6 +198,9 @@ def test_weights_are_drawn_as_the_paper_does_on_request(driving, method):
         expected = nn.Linear(layer.in_features, layer.out_features, dtype=torch.float64)
         nn.init.xavier_normal_(expected.weight)
         assert torch.equal(layer.weight, expected.weight) and torch.equal(layer.bias, expected.bias)
+    if method == "caffnet-ff":
+        silent = build_model(resolve("cbf", method, 2, "paper", {"null_start": "zero"}), driving)
+        assert [bool(p.any()) for p in silent.null.parameters()] == [True] * 6 + [False] * 2
     other = build_model(resolve("cbf", method, 2, "paper", {"draws": "native"}), driving)
     weight = next(other.parameters())
     assert torch.equal(weight, weight.float().double()) and not torch.equal(weight, layers[0].weight)

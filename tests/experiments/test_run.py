@@ -446,7 +446,7 @@ def test_a_limited_adjoint_changes_what_rollouts_learn():
         loss.cost.backward()
         gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
     assert gradients[1].norm() < 0.1 * gradients[0].norm()
-    with pytest.raises(ConfigError, match="which only cbf has, got task pwc"):
+    with pytest.raises(ConfigError, match="about the rollouts of cbf, got task pwc"):
         resolve("pwc", "nn", 1, "paper", {"adjoint": 1.0})
 
 
@@ -457,7 +457,7 @@ def test_a_smaller_goal_counts_in_training_only():
     assert usual.loss(model, near).cost < 150 * 2  # at the goal: all that costs is the input that is not applied
     assert small.loss(model, near).cost > 1e3
     assert usual.evaluate(model).metrics["cost"] == small.evaluate(model).metrics["cost"]
-    with pytest.raises(ConfigError, match="goal_radius is about a rollout, which only cbf has, got task opt"):
+    with pytest.raises(ConfigError, match="goal_radius is about the rollouts of cbf, got task opt"):
         resolve("opt", "nn", 1, "paper", {"goal_radius": 0.05})
 
 

@@ -118,7 +118,7 @@ class DrivingProblem(Problem):
         self.safe = BarrierConstraint(self.system, self.barrier, linear(1.0), inputs)
         generator = torch.Generator().manual_seed(seed)
         native = partial(torch.rand, dtype=torch.float64, generator=generator)
-        uniform = CudaStream(seed).rand if draws == "paper" else native
+        uniform = {"native": native, "paper": CudaStream(seed).rand}[draws]
         for count in (SAMPLES, 1, 1):
             self._draw(count, uniform)
         self.train = self._draw(SAMPLES, uniform)

@@ -70,8 +70,8 @@ class RunConfig:
         goal_radius: in cbf, of the circle that counts as the goal while training; 0.1 in every test (paper).
         search: of CAffNet, ``"full"``, or ``"paper"``: with the compromises of dependent rows. They make a difference
             in cbf only: pwc has one output, and the rows of opt never contradict each other.
-        draws: where a seed starts, ``"native"``; or ``"paper"``: feed-forward weights in the order and number type of
-            the authors' code, and the states of cbf as their GPU drew them.
+        draws: where a seed starts, ``"native"``; or ``"paper"``, for cbf: the weights of feed-forward networks in the
+            order and number type of the authors' code, the states as their GPU drew them.
     """
 
     task: str
@@ -234,9 +234,9 @@ def resolve(
             raise ConfigError(f"{name} must be {wanted}, got {value}.")
     if not 0 <= config.seed < 2**32:
         raise ConfigError(f"seed must be in [0, 2**32), got {config.seed}.")
-    for name in ("adjoint", "goal_radius"):
+    for name in ("adjoint", "goal_radius", "draws"):
         if config.task != "cbf" and getattr(config, name) != getattr(RunConfig, name):
-            raise ConfigError(f"{name} is about a rollout, which only cbf has, got task {config.task}.")
+            raise ConfigError(f"{name} is about the rollouts of cbf, got task {config.task}.")
     if config.draws == "paper" and config.method == "caffnet-tf":
         raise ConfigError('draws "paper" is known for feed-forward networks: set draws = "native".')
     if config.search == "paper" and config.gradient != "exact":

@@ -43,18 +43,7 @@ def build_model(config: RunConfig, problem: Problem, *, strict: bool = False) ->
         model = CAffNet(f, chosen, **_null_space(f.twin(), config), search=config.search, **options)
     else:
         raise ConfigError(f"{method} is not a network.")
-    if config.draws == "paper":
-        _draw_as_the_paper(model, config.seed)
     return model.to(config.device, getattr(torch, config.dtype))
-
-
-def _draw_as_the_paper(model: nn.Module, seed: int) -> None:
-    """The weights that the authors' code has for a seed: in float64, each layer finished before the next is made."""
-    model.double()
-    torch.manual_seed(seed)
-    for layer in (module for module in model.modules() if isinstance(module, nn.Linear)):
-        layer.reset_parameters()
-        nn.init.xavier_normal_(layer.weight)
 
 
 def _null_space(w: nn.Module, config: RunConfig) -> dict[str, Any]:
@@ -62,7 +51,8 @@ def _null_space(w: nn.Module, config: RunConfig) -> dict[str, Any]:
 
 
 def _feedforward(config: RunConfig, problem: Problem) -> FeedForward:
-    return FeedForward(
+    start = torch.get_rng_state()
+    network = FeedForward(
         problem.n_in,
         problem.n_out,
         config.hidden,
@@ -70,3 +60,10 @@ def _feedforward(config: RunConfig, problem: Problem) -> FeedForward:
         dropout=config.dropout,
         activation={"relu": nn.ReLU, "silu": nn.SiLU}[config.activation],
     )
+    if config.draws == "paper":
+        # What the authors' code draws: in float64, and each layer is finished before the next is made.
+        torch.set_rng_state(start)
+        for layer in (module for module in network.double() if isinstance(module, nn.Linear)):
+            layer.reset_parameters()
+            nn.init.xavier_normal_(layer.weight)
+    return network

@@ -34,7 +34,7 @@ def philox(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[in
 class CudaStream:
     """What ``torch.manual_seed(seed)`` and then calls of ``torch.rand(count, dtype=float64, device="cuda")`` give.
 
-    For at most 256 numbers per call: more of them go over several blocks of threads, how many depends on the GPU.
+    For at most 256 numbers per call, one block of threads: beyond, the GPU has a say in who makes which.
 
     >>> stream = CudaStream(0)
     >>> stream.rand(3)
@@ -42,7 +42,7 @@ class CudaStream:
     """
 
     def __init__(self, seed: int):
-        self.key = seed & _WORD, seed >> 32
+        self.key = seed & _WORD, (seed >> 32) & _WORD
         self.calls = 0
 
     def rand(self, count: int) -> Tensor:

@@ -20,6 +20,7 @@ of the rows. For ``min Σ ω_j (a_j y - b_j)²`` and a new row of weight ω, ``e
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -60,6 +61,7 @@ def factor(rows: Tensor, filled: Tensor, optional: int, dtype: torch.dtype, expo
     """
     *batch, k, n = rows.shape
     cut = tolerance.rank(dtype, n) ** 2
+    largest_exponent = math.frexp(torch.finfo(rows.dtype).max)[1] - 1
     null = torch.eye(n, dtype=rows.dtype, device=rows.device).expand(*batch, n, n)
     pinv = rows.new_zeros(*batch, n, 0)
     independent = torch.ones(batch, dtype=torch.bool, device=rows.device)
@@ -74,8 +76,12 @@ def factor(rows: Tensor, filled: Tensor, optional: int, dtype: torch.dtype, expo
         inverse = torch.where(adds, 1 / torch.where(adds, dot(a, r), 1.0), 0.0)
         c, e = r * inverse.unsqueeze(-1), product(pinv.mT, a)
         if exponent is not None:
-            shared = e * (2 * (exponent[..., :j] - exponent[..., j : j + 1])).exp2()
-            mean = product(pinv, shared) / (1 + dot(e, shared)).unsqueeze(-1)
+            # The weight of a row is 4 ** exponent, relative to the heaviest that takes part: squares of sizes leave the
+            # range of numbers. (One that does not, e = 0, may be heavier; its weight is in the derivative only.)
+            own, others = exponent[..., j : j + 1], exponent[..., :j]
+            top = torch.cat([own, torch.where(e != 0, others, -math.inf)], -1).amax(-1, keepdim=True)
+            shared = e * (2 * (others - top)).clamp(max=largest_exponent).exp2()
+            mean = product(pinv, shared) / ((2 * (own - top)).exp2() + dot(e, shared).unsqueeze(-1))
             c = torch.where((filled[..., j] & ~adds).unsqueeze(-1), mean, c)
         pinv = torch.cat([pinv - c.unsqueeze(-1) * e.unsqueeze(-2), c.unsqueeze(-1)], -1)
         shrink = torch.where(adds, 1 / torch.where(adds, squared, 1.0), 0.0)
