@@ -441,10 +441,11 @@ def test_aims():
 
 
 def test_claims_about_driving():
-    arrives = "CAffNet-FF arrives, without a collision or a violation."
+    safely = "CAffNet-FF comes near the goal, safely."
     records = {m: make_record("cbf", m, 2, epochs=500) for m in ("nn", "hardnet", "caffnet-ff", "post-hoc")}
     told = verdicts(list(records.values()), "cbf")
-    assert told[arrives] == "holds: 1 of 1 arrived, 0 collided, largest violation 1.0e-16 (so far seed 2, epochs=500)"
+    figures = "final distance 0 m; 0 collided, largest violation 1.0e-16 (so far seed 2, epochs=500)"
+    assert told[safely] == f"holds: {figures}"
     assert told["NN and HardNet collide."] == "does not hold: NN 1 of 1, HardNet 0 of 1 (so far seed 2, epochs=500)"
     assert told["HardNet comes near the goal."].startswith("holds: final distance 0 m")
     assert told["NN ends far from the goal."].startswith("does not hold: final distance 0 m")
@@ -453,11 +454,23 @@ def test_claims_about_driving():
     for record in records.values():
         record["evaluation"] |= {"final_distance": 2.0, "arrived": False, "collided": True}
     told = verdicts(list(records.values()), "cbf")
-    assert told[arrives].startswith("does not hold: 0 of 1 arrived, 1 collided")
+    assert told[safely].startswith("does not hold: final distance 2.0000 m; 1 collided")
     assert told["NN and HardNet collide."].startswith("holds")
     assert told["HardNet comes near the goal."].startswith("does not hold: final distance 2.0000 m")
     assert told["NN ends far from the goal."].startswith("holds")
     assert told[stuck].startswith("holds")
+
+
+def test_aims_in_driving():
+    records = [make_record("cbf", "caffnet-ff", seed) for seed in (2, 6)]
+    for record, cost, arrived in zip(records, (6.9e5, 7.4e5), (True, False), strict=True):
+        record["evaluation"] |= {"cost": cost, "arrived": arrived}
+    table = aims_table(group_records(records), [], "cbf")
+    assert table is not None
+    _, arrives, mean, largest, *_ = (cell_text(row[1]) for row in table.rows)
+    assert arrives.startswith("does not hold: 1 of 2")
+    assert mean.startswith("holds: CAffNet-FF 7.150e+05")
+    assert largest.startswith("does not hold: CAffNet-FF 7.400e+05")
 
 
 def test_a_timing_of_some_methods_does_not_hide_one_of_all(tmp_path):

@@ -189,14 +189,6 @@ def _faster_than_ipopt(seen: Evidence) -> Verdict:
     return min(ratios.values()) > 1, _list(ratios, lambda v: f"{v:.0f} times")
 
 
-def _arrives_safely(seen: Evidence) -> Verdict:
-    (method,) = seen.methods
-    arrived, collided = (int(sum(seen.values(method, key))) for key in ("arrived", "collided"))
-    worst, runs = max(seen.largest(method)), len(seen.seeds)
-    holds = arrived == runs and not collided and worst <= SATISFIED
-    return holds, f"{arrived} of {runs} arrived, {collided} collided, largest violation {number(worst)}"
-
-
 def _collide(seen: Evidence) -> Verdict:
     hits, runs = {method: int(sum(seen.values(method, "collided"))) for method in seen.methods}, len(seen.seeds)
     return min(hits.values()) == runs, _list(hits, lambda v: f"{v} of {runs}")
@@ -206,6 +198,16 @@ def _near_goal(seen: Evidence) -> Verdict:
     (method,) = seen.methods
     distances = seen.values(method, "final_distance")
     return max(distances) <= ARRIVED_NEAR, "final distance " + ", ".join(f"{number(d)} m" for d in distances)
+
+
+def _near_goal_safely(seen: Evidence) -> Verdict:
+    (method,) = seen.methods
+    near, told = _near_goal(seen)
+    collided, worst = int(sum(seen.values(method, "collided"))), max(seen.largest(method))
+    return (
+        near and not collided and worst <= SATISFIED,
+        f"{told}; {collided} collided, largest violation {number(worst)}",
+    )
 
 
 def _far_from_goal(seen: Evidence) -> Verdict:
@@ -256,7 +258,7 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
         Claim("The CAffNets answer faster than IPOPT.", (), _faster_than_ipopt),
     ),
     "cbf": (
-        Claim("CAffNet-FF arrives, without a collision or a violation.", ("caffnet-ff",), _arrives_safely),
+        Claim("CAffNet-FF comes near the goal, safely.", ("caffnet-ff",), _near_goal_safely),
         Claim("NN and HardNet collide.", SOFT, _collide),
         Claim("HardNet comes near the goal.", ("hardnet",), _near_goal),
         Claim("NN ends far from the goal.", ("nn",), _far_from_goal),
