@@ -272,6 +272,20 @@ def test_the_kernel_and_torch_agree_on_nasty_rows(dtype: torch.dtype, monkeypatc
     assert found >= 5  # else no compromise was compared
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_status_tells_of_another_row_that_rounding_exceeds(dtype: torch.dtype):
+    """The compromise (0.9, 0) of ω <= 0.5 and ω >= -0.5 lies on a third row, or beyond it by one unit."""
+    f, w = torch.tensor([1.05, 0.1], dtype=dtype), torch.tensor([-0.15, 0.9], dtype=dtype)
+    A = torch.tensor([[0.0, 1.0], [0.0, -1.0], [0.3, 0.7]], dtype=dtype)
+    reached = A[2, 0] * (f + w)[0]
+    for end, status in ((1.0, Status.PROJECTED), (0.0, Status.WITHIN_TOL)):
+        bound = reached.nextafter(torch.tensor(end, dtype=dtype))
+        set = AffineSet.inequality(A, torch.stack([torch.tensor(0.5, dtype=dtype)] * 2 + [bound]))
+        answer = project(f, set, w, search="paper")
+        torch.testing.assert_close(answer.value, torch.tensor([0.9, 0.0], dtype=dtype))
+        assert not answer.active.any() and answer.status == status
+
+
 @pytest.mark.parametrize("shape", [(0, 2), (2, 0), (0, 0)])
 def test_nothing_to_do(shape: tuple[int, int]):
     m, n = shape
