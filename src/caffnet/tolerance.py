@@ -68,6 +68,15 @@ def search(n: int) -> float:
     return max(n, 1) * torch.finfo(torch.float64).eps
 
 
+def reach(dtype: torch.dtype) -> float:
+    """The share of ``|∇h| |g|`` below which an input does not reach a barrier: ``L_g h = 0``.
+
+    A gradient of a gradient may cancel, so its error is not bounded by its own size; where the input does act, the
+    share is of order one. The root lies between, far from both.
+    """
+    return math.sqrt(torch.finfo(dtype).eps)
+
+
 #: Numbers between these can be squared, summed and divided without overflow or underflow; the compiled kernel, which
 #: does not guard every sum, leaves samples beyond them to the torch path.
 SQUARABLE = (2.0**-400, 2.0**400)

@@ -137,12 +137,16 @@ def test_hull_has_unit_outward_rows():
 @pytest.mark.parametrize(
     ("build", "message"),
     [
+        (lambda: InsideBox([math.nan], [1.0]), r"lower must be numbers, got \[nan\]"),
+        (lambda: InsidePolytope([[1.0]], [math.inf]), r"b must be finite numbers, got \[inf\]"),
+        (lambda: hull_rows([[0, 0], [1, 1], [math.nan, 2]]), "points must be finite numbers"),
+        (lambda: Union(InsideBox([0.0], [1.0]), sharpness=math.inf), "sharpness must be positive and finite, got inf"),
         (lambda: InsideBox([0.0], [1.0, 2.0]), r"lower and upper must both have shape \(n_x,\), got \(1,\) and \(2,\)"),
         (lambda: InsidePolytope([[1.0]], [1.0, 2.0]), r"A must have shape \(k, n_x\) and b \(k,\)"),
         (lambda: OutsideCircles([[0.0]], [1.0]), r"centres must have shape \(k, 2\), got \(1, 1\)"),
         (lambda: OutsideCircles([[0.0, 0.0]], [1.0, 2.0]), "one entry per centre"),
         (lambda: OutsidePolytopes([([[1.0]], [1.0])]), r"pair of shapes \(m, 2\) and \(m,\)"),
-        (lambda: OutsidePolytopes([TRIANGLE], sharpness=0.0), "sharpness must be positive, got 0.0"),
+        (lambda: OutsidePolytopes([TRIANGLE], sharpness=0.0), "sharpness must be positive and finite, got 0.0"),
         (lambda: OutsidePolytopes([]), "at least one polytope, got none"),
         (lambda: OutsideCircles([[0.0, 0.0]], [-1.0]), r"radii must not be negative, got \[-1.0\]"),
         (lambda: OutsideCircles([[0.0, 0.0]], [1.0], position=(-3, -2)), "counted from 0, got"),

@@ -146,13 +146,42 @@ def test_a_barrier_that_the_action_does_not_reach_is_named():
         safe.step(np.array([0.0]))
 
 
-@pytest.mark.parametrize("space", [gymnasium.spaces.Discrete(2), gymnasium.spaces.Box(-1.0, 1.0, (2, 2))], ids=str)
+def test_actions_have_the_number_type_of_the_space():
+    from caffnet.control.gym import SafeActions
+
+    env = SafeActions(gymnasium.make("Pendulum-v1"), lambda x: AffineSet.box(-0.7, 0.7, dim=1))
+    env.reset(seed=0)
+    for wanted, filtered in ((np.array([0.3]), False), (np.array([0.3], np.float32), False), (np.array([2.0]), True)):
+        *_, info = env.step(wanted)
+        assert env.action_space.contains(info["action"])
+        assert info["filtered"] == filtered
+
+
+@pytest.mark.parametrize("choice", ["nan", "nearest"])
+def test_no_environment_sees_nan(choice):
+    from caffnet.control.gym import SafeActions
+
+    unknown = AffineSet.inequality([[1.0]], torch.tensor([torch.nan], dtype=torch.float64))
+    env = SafeActions(gymnasium.make("Pendulum-v1"), lambda x: unknown, on_infeasible=choice)
+    env.reset(seed=0)
+    with pytest.raises(ConstraintError, match="There is no action to take: INVALID at the state"):
+        env.step(np.array([0.1]))
+
+
+SPACES = [
+    gymnasium.spaces.Discrete(2),
+    gymnasium.spaces.Box(-1.0, 1.0, (2, 2)),
+    gymnasium.spaces.Box(-1, 1, (2,), np.int64),
+]
+
+
+@pytest.mark.parametrize("space", SPACES, ids=str)
 def test_only_vectors_of_numbers_can_be_filtered(space):
     from caffnet.control.gym import SafeActions
 
     env = environment()
     env.action_space = space
-    with pytest.raises(ConstraintError, match=r"actions in a Box of shape \(n,\), got"):
+    with pytest.raises(ConstraintError, match=r"actions in a Box of shape \(n,\) and of floating type, got"):
         SafeActions(env, lambda x: AffineSet.box(0.0, 1.0, dim=2))
 
 
@@ -163,6 +192,14 @@ def test_what_is_no_number_or_no_state_is_refused():
     env.reset(seed=0)
     with pytest.raises(ConstraintError, match="The action must be finite numbers"):
         env.step(np.array([np.nan, 0.0]))
+
+
+def test_time_must_pass():
+    from caffnet.control.gym import ControlEnv
+
+    for wrong in ({"dt": -1.0}, {"steps": 0}):
+        with pytest.raises(ConstraintError, match="steps >= 1 and dt > 0, got"):
+            ControlEnv(Unicycle(), lambda rng: np.zeros(3), lambda x, u: 0.0, -1.0, 2.0, **wrong)
 
 
 def test_one_limit_for_all_inputs():

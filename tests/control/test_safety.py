@@ -1,11 +1,12 @@
 """Systems, rows, filter, rollout and PID."""
 
 import math
+import pickle
 
 import pytest
 import torch
 
-from caffnet import AffineSet
+from caffnet import AffineSet, CAffNet, FeedForward
 from caffnet.control import (
     PID,
     BarrierConstraint,
@@ -195,6 +196,39 @@ def test_unicycle_pid_arrives():
     assert path.states[0, :, :2].norm(dim=-1).min() < 0.1
 
 
+def test_a_barrier_that_the_input_reaches_is_not_raised():
+    """A box over position and speed: ψ of the speed limit would leave it free."""
+    wall = InsideBox([-1.0, -math.inf], [9.0, math.inf], names=["p", "v"])
+    drag = ControlAffine(2, 1, lambda x: torch.stack([x[..., 1], -10 * x[..., 1]], -1), column)
+    mixed = HighOrder(InsideBox([-1.0, -math.inf], [9.0, 0.5], names=["p", "v"]), drag)
+    start = torch.tensor([[-0.9, 0.0], [0.0, 0.1]], dtype=torch.float64)
+    for look in (mixed, mixed.evaluate, BarrierConstraint(drag, mixed)):
+        with pytest.raises(ConstraintError, match=r"reaches v <= 0.5 directly .*Stack\(HighOrder\(position, system\)"):
+            look(start)
+    speed = InsideBox([-math.inf, -math.inf], [math.inf, 0.5])
+    safe = BarrierConstraint(drag, Stack(HighOrder(wall, drag, linear(5.0)), speed), linear(5.0))
+    path = rollout(drag, SafetyFilter(lambda x: [50.0], safe), start, 100, 0.01)
+    assert path.states[..., 1].max() <= 0.5
+
+
+def test_safe_sets_can_be_pickled():
+    for alpha in (None, linear(2.0), power(1.0, 3.0), saturating(1.0, 2.0)):
+        safe = BarrierConstraint(Unicycle(), CIRCLES, alpha, AffineSet.box(-1.0, 1.0, dim=2))
+        x = torch.tensor([0.5, 0.1, 0.2])
+        assert torch.equal(pickle.loads(pickle.dumps(safe))(x).upper, safe(x).upper)
+
+
+def test_an_export_leaves_the_model_as_it_was():
+    safe = BarrierConstraint(Unicycle(), CIRCLES, inputs=AffineSet.box(-1.0, 1.0, dim=2))
+    model, x = CAffNet(FeedForward(3, 2), safe, search="full").eval(), torch.rand(6, 3)
+    exported = torch.export.export(model, (x,))
+    assert type(model(x).detach()) is torch.Tensor
+    torch.testing.assert_close(exported.module()(x), model(x))
+    hidden = FunctionBarrier(lambda x: 1.0 - x[:1].square())
+    with pytest.raises(Exception, match=r"which torch.export does not hold: define evaluate\(x\)"):
+        torch.export.export(CAffNet(FeedForward(3, 2), BarrierConstraint(Unicycle(), hidden), search="full"), (x,))
+
+
 def test_wrap_angle_range():
     angle = torch.linspace(-20, 20, 1001, dtype=torch.float64)
     wrapped = wrap_angle(angle)
@@ -203,6 +237,10 @@ def test_wrap_angle_range():
     torch.testing.assert_close(torch.sin(wrapped), torch.sin(angle))
     inside = angle.abs() < math.pi
     assert torch.equal(wrapped[inside], angle[inside])
+
+
+def column(x):
+    return torch.tensor([[0.0], [1.0]])
 
 
 @pytest.mark.parametrize(
@@ -216,6 +254,15 @@ def test_wrap_angle_range():
         ),
         (lambda: HighOrder(CIRCLES, Unicycle()), "Unicycle has no drift"),
         (lambda: linear(-1.0), "slope must be positive"),
+        (lambda: linear(math.inf), "slope must be positive and finite"),
+        (
+            lambda: ControlAffine(2, 1, lambda x: x[..., 1], column).velocity(torch.zeros(2, 2), torch.zeros(2, 1)),
+            r"drift must give the shape of x, \(2, 2\), got \(2,\)",
+        ),
+        (
+            lambda: BarrierConstraint(ControlAffine(2, 1, None, lambda x: torch.ones(1, 1)), CIRCLES)(torch.zeros(2)),
+            r"actuation must give the shape \(2, 1\) or \(2, 1\), got \(1, 1\)",
+        ),
         (lambda: power(1.0, 0.5), "exponent must be at least 1, got 0.5"),
         (lambda: BarrierConstraint(Unicycle(), CIRCLES, 1.0), r"class_k must be a function, such as linear\(1.0\)"),
         (lambda: BarrierConstraint(Unicycle(), lambda x: x), "wrap a function in FunctionBarrier"),

@@ -18,7 +18,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -48,6 +47,11 @@ class Barrier:
                 )
             return value, value
 
+        if torch.compiler.is_exporting():
+            raise ConstraintError(
+                f"The gradient of {type(self).__name__} comes from automatic differentiation, which torch.export does "
+                "not hold: define evaluate(x) in a subclass, with the gradient written out."
+            )
         flat = x.reshape(-1, x.shape[-1])
         gradient, value = torch.func.vmap(torch.func.jacrev(twice, has_aux=True))(flat)
         batch = x.shape[:-1]
@@ -93,7 +97,7 @@ class InsidePolytope(Barrier):
     """
 
     def __init__(self, A: ArrayLike, b: ArrayLike, names: Sequence[str] | None = None):
-        self.A, self.b = _constant(A), _constant(b)
+        self.A, self.b = _constant("A", A), _constant("b", b)
         if self.A.ndim != 2 or self.b.shape != self.A.shape[:1]:
             raise ConstraintError(
                 f"A must have shape (k, n_x) and b (k,), got {tuple(self.A.shape)} and {tuple(self.b.shape)}."
@@ -120,7 +124,7 @@ class InsideBox(InsidePolytope):
     """
 
     def __init__(self, lower: ArrayLike, upper: ArrayLike, names: Sequence[str] | None = None):
-        low, high = _constant(lower), _constant(upper)
+        low, high = _constant("lower", lower, infinite=True), _constant("upper", upper, infinite=True)
         if low.ndim != 1 or low.shape != high.shape:
             raise ConstraintError(
                 f"lower and upper must both have shape (n_x,), got {tuple(low.shape)} and {tuple(high.shape)}."
@@ -151,7 +155,7 @@ class OutsideCircles(Barrier):
     """
 
     def __init__(self, centres: ArrayLike, radii: ArrayLike, position: Sequence[int] = (0, 1)):
-        self.centres, self.radii = _constant(centres), _constant(radii)
+        self.centres, self.radii = _constant("centres", centres), _constant("radii", radii)
         self.position = _position(position)
         if self.centres.ndim != 2 or self.centres.shape[1] != len(self.position):
             raise ConstraintError(
@@ -196,7 +200,7 @@ class OutsidePolytopes(Barrier):
         position: Sequence[int] = (0, 1),
     ):
         self.position, self.sharpness = _position(position), _positive(sharpness)
-        pairs = [(_constant(A), _constant(b)) for A, b in polytopes]
+        pairs = [(_constant("A", A), _constant("b", b)) for A, b in polytopes]
         if not pairs:
             raise ConstraintError("OutsidePolytopes needs at least one polytope, got none.")
         for A, b in pairs:
@@ -301,7 +305,7 @@ def hull_corners(points: ArrayLike) -> Tensor:
     >>> hull_corners([[0, 0], [1, 0], [0, 1], [1, 1], [0.5, 0.5]]).tolist()
     [[0.0, 0.0], [1.0, 0.0], [1.0, 1.0], [0.0, 1.0]]
     """
-    ordered = sorted((float(a), float(b)) for a, b in np.asarray(points, dtype=np.float64))
+    ordered = sorted((float(a), float(b)) for a, b in _constant("points", points))
 
     def chain(way: list[tuple[float, float]]) -> list[tuple[float, float]]:
         kept: list[tuple[float, float]] = []
@@ -371,12 +375,15 @@ def _located(x: Tensor, position: tuple[int, ...]) -> Tensor:
     return x[..., list(position)]
 
 
-def _constant(value: ArrayLike) -> Tensor:
+def _constant(name: str, value: ArrayLike, infinite: bool = False) -> Tensor:
     """Data of a barrier: kept in float64, and used in the number type and on the device of the state."""
-    return torch.as_tensor(value, dtype=torch.float64).detach()
+    given = torch.as_tensor(value, dtype=torch.float64).detach()
+    if given.isnan().any() or not (infinite or given.isfinite().all()):
+        raise ConstraintError(f"{name} must be {'' if infinite else 'finite '}numbers, got {given.tolist()}.")
+    return given
 
 
 def _positive(sharpness: float) -> float:
-    if not sharpness > 0:
-        raise ConstraintError(f"sharpness must be positive, got {sharpness!r}.")
+    if not 0 < sharpness < math.inf:
+        raise ConstraintError(f"sharpness must be positive and finite, got {sharpness!r}.")
     return float(sharpness)

@@ -52,6 +52,8 @@ class ControlEnv(gymnasium.Env[np.ndarray, np.ndarray]):
         dt: float = 0.1,
     ):
         self.system, self.start, self.cost, self.barrier, self.done = system, start, cost, barrier, done
+        if steps < 1 or not dt > 0:
+            raise ConstraintError(f"An environment needs steps >= 1 and dt > 0, got steps={steps} and dt={dt}.")
         self.steps, self.dt = steps, dt
         self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (system.n_x,), np.float64)
         low, high = (np.broadcast_to(np.asarray(side, np.float64), (system.n_u,)) for side in (lower, upper))
@@ -96,9 +98,10 @@ class SafeActions(gymnasium.Wrapper[np.ndarray, np.ndarray, np.ndarray, np.ndarr
         state: turns an observation into the state; the observation itself if None.
         **options: as in `caffnet.project`.
 
-    ``info["action"]`` holds the action taken, ``info["filtered"]`` tells whether it differs from the agent's, and
-    ``info["status"]`` is its `Status`. Where no action within the limits is safe, an `InfeasibleError` is raised, or
-    with ``on_infeasible="nearest"`` the point of least violation is taken, saturated to the limits.
+    ``info["action"]`` holds the action taken, rounded to the number type of the action space, ``info["filtered"]``
+    tells whether it differs from the agent's, and ``info["status"]`` is its `Status`. Where no action within the limits
+    is safe, an `InfeasibleError` is raised, or with ``on_infeasible="nearest"`` the point of least violation is taken,
+    saturated to the limits.
     """
 
     def __init__(
@@ -110,9 +113,10 @@ class SafeActions(gymnasium.Wrapper[np.ndarray, np.ndarray, np.ndarray, np.ndarr
     ):
         super().__init__(env)
         space = env.action_space
-        if not isinstance(space, gymnasium.spaces.Box) or len(space.shape) != 1:
+        real = np.issubdtype(space.dtype, np.floating)
+        if not isinstance(space, gymnasium.spaces.Box) or len(space.shape) != 1 or not real:
             raise ConstraintError(
-                f"SafeActions needs actions in a Box of shape (n,), got {space}: "
+                f"SafeActions needs actions in a Box of shape (n,) and of floating type, got {space}: "
                 "an affine set holds vectors of numbers. Wrap the environment so that it takes them."
             )
         names = [f"action {i}" for i in range(len(space.low))]
@@ -133,10 +137,13 @@ class SafeActions(gymnasium.Wrapper[np.ndarray, np.ndarray, np.ndarray, np.ndarr
         wanted = _numbers("action", action, self.limits.n)
         answer = self._filter(torch.from_numpy(wanted), torch.as_tensor(np.asarray(observed, dtype=np.float64)))
         # Rounding and the point of least violation may leave the limits: the environment would saturate them unseen.
-        taken = answer.value.clamp(self.limits.lower, self.limits.upper).numpy()
-        self._seen, reward, terminated, truncated, info = self.env.step(taken)
+        kind = self.env.action_space.dtype
+        taken = answer.value.clamp(self.limits.lower, self.limits.upper).numpy().astype(kind)
         status = Status(int(answer.status))
-        told = {**info, "action": taken, "filtered": not np.array_equal(taken, wanted), "status": status}
+        if not np.isfinite(taken).all():
+            raise ConstraintError(f"There is no action to take: {status.name} at the state {observed}.")
+        self._seen, reward, terminated, truncated, info = self.env.step(taken)
+        told = {**info, "action": taken, "filtered": not np.array_equal(taken, wanted.astype(kind)), "status": status}
         return self._seen, reward, terminated, truncated, told
 
     @torch.no_grad()

@@ -16,12 +16,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from caffnet.constraints import AffineSet
+from caffnet import tolerance
+from caffnet.constraints import AffineSet, has_numbers
 from caffnet.control.barriers import Barrier
 from caffnet.control.systems import ControlAffine
 from caffnet.errors import ConstraintError, InfeasibleError
@@ -34,21 +36,36 @@ ClassK: TypeAlias = Callable[[Tensor], Tensor]
 def linear(slope: float = 1.0) -> ClassK:
     """``α(h) = slope · h``."""
     _check_positive(slope=slope)
-    return lambda h: slope * h
+    return partial(_linear, slope=slope)
 
 
 def power(slope: float = 1.0, exponent: float = 3.0) -> ClassK:
     """``α(h) = slope · sign(h) |h|^exponent``: gentle near the boundary, free far away from it."""
     _check_positive(slope=slope)
-    if not exponent >= 1:
+    if not 1 <= exponent < math.inf:
         raise ConstraintError(f"exponent must be at least 1, got {exponent!r}: below, α has no derivative at 0.")
-    return lambda h: slope * h.sign() * h.abs() ** exponent
+    return partial(_power, slope=slope, exponent=exponent)
 
 
 def saturating(slope: float = 1.0, limit: float = 1.0) -> ClassK:
     """``α(h) = limit · tanh(slope · h / limit)``: never asks to approach faster than `limit`."""
     _check_positive(slope=slope, limit=limit)
-    return lambda h: limit * torch.tanh(h * (slope / limit))
+    return partial(_saturating, slope=slope, limit=limit)
+
+
+# Named functions, which can be pickled.
+
+
+def _linear(h: Tensor, slope: float) -> Tensor:
+    return slope * h
+
+
+def _power(h: Tensor, slope: float, exponent: float) -> Tensor:
+    return slope * h.sign() * h.abs() ** exponent
+
+
+def _saturating(h: Tensor, slope: float, limit: float) -> Tensor:
+    return limit * torch.tanh(h * (slope / limit))
 
 
 class BarrierConstraint:
@@ -105,9 +122,12 @@ class BarrierConstraint:
     def _inputs_like(self, x: Tensor) -> AffineSet:
         assert self.inputs is not None
         key = (x.dtype, x.device)
-        if key not in self._cast:
-            self._cast[key] = self.inputs.to(x.device, x.dtype)
-        return self._cast[key]
+        if key in self._cast:
+            return self._cast[key]
+        cast = self.inputs.to(x.device, x.dtype)
+        if has_numbers(cast.A) and not torch.compiler.is_compiling():  # what a graph is made of must not leave it
+            self._cast[key] = cast
+        return cast
 
 
 class HighOrder(Barrier):
@@ -116,9 +136,10 @@ class HighOrder(Barrier):
     If ``L_g h = 0`` everywhere (a position limit on a mass that is moved by forces) the rows of h say nothing about
     the input. Keeping ``ψ = L_f h + α(h) >= 0`` keeps ``h >= 0``, and the input acts on ψ. Use it in place of h, not
     beside it: the row of h is ``0 u <= ψ``, which every input satisfies or none. Start where h and ψ are both >= 0.
+    Where the input does reach h, ψ >= 0 says nothing about ``dh/dt``: that is refused.
 
     Args:
-        barrier: functions with ``L_g h = 0``.
+        barrier: functions with ``L_g h = 0``. Others stand beside: ``Stack(HighOrder(position, system), speed)``.
         system: a system with drift.
         class_k: the α; `linear(1.0)` if None.
 
@@ -138,9 +159,31 @@ class HighOrder(Barrier):
     def __call__(self, x: Tensor) -> Tensor:
         """``L_f h + α(h)``, ``(..., k)``."""
         value, gradient = self.barrier.evaluate(x)
+        self._check_reach(gradient, x)
         drifting = self.system.along_drift(gradient, x)
         assert drifting is not None
         return drifting + self.class_k(value)
+
+    def evaluate(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Value and gradient; looks at the numbers before it differentiates, where they cannot be seen."""
+        with torch.no_grad():
+            self._check_reach(self.barrier.evaluate(x)[1], x)
+        return super().evaluate(x)
+
+    def _check_reach(self, gradient: Tensor, x: Tensor) -> None:
+        if torch.compiler.is_compiling() or not has_numbers(gradient):
+            return
+        gradient, x = gradient.detach(), x.detach()
+        reach = self.system.along_input(gradient, x).abs().amax(-1)
+        size = gradient.norm(dim=-1) * self.system.actuation(x).to(x).flatten(-2).norm(dim=-1).unsqueeze(-1)
+        reached = (reach > tolerance.reach(x.dtype) * size).reshape(-1, reach.shape[-1]).any(0)
+        if reached.any():
+            names = self.names or [f"function {i}" for i in range(len(reached))]
+            told = ", ".join(name for name, hit in zip(names, reached.tolist(), strict=True) if hit)
+            raise ConstraintError(
+                f"The input reaches {told} directly (L_g h is not 0), so HighOrder would not keep it: leave it as it "
+                "is, beside the others, as in Stack(HighOrder(position, system), speed)."
+            )
 
 
 class SafetyFilter(nn.Module):
@@ -215,5 +258,5 @@ def _as_class_k(given: ClassK | None) -> ClassK:
 
 def _check_positive(**values: float) -> None:
     for name, value in values.items():
-        if not value > 0:
-            raise ConstraintError(f"{name} must be positive for a class-K function, got {value!r}.")
+        if not 0 < value < math.inf:
+            raise ConstraintError(f"{name} must be positive and finite for a class-K function, got {value!r}.")

@@ -104,7 +104,7 @@ def rollout(
 
 def _for_every_state(u: Tensor, x: Tensor, n_u: int) -> Tensor:
     """The inputs ``(..., n_u)`` at the states x ``(..., n_x)``; one that all states share is broadcast."""
-    shape = (*x.shape[:-1], n_u)
+    shape, u = (*x.shape[:-1], n_u), torch.as_tensor(u)
     if u.shape[-1:] == (n_u,):
         with contextlib.suppress(RuntimeError):
             return u.to(x).expand(shape)

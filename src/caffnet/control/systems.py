@@ -18,7 +18,7 @@ class ControlAffine:
         n_x: number of states.
         n_u: number of inputs.
         drift: ``f: (..., n_x) -> (..., n_x)``; None if nothing moves without input.
-        actuation: ``g: (..., n_x) -> (..., n_x, n_u)``.
+        actuation: ``g: (..., n_x) -> (..., n_x, n_u)``, or ``(n_x, n_u)`` if it is the same everywhere.
 
     What both return is used in the number type and on the device of the state.
 
@@ -44,16 +44,28 @@ class ControlAffine:
     def velocity(self, x: Tensor, u: Tensor) -> Tensor:
         """``dx/dt`` at x ``(..., n_x)`` under u ``(..., n_u)``."""
         self._check(x, u)
-        moved = (self.actuation(x).to(x) @ u.to(x).unsqueeze(-1)).squeeze(-1)
-        return moved if self.drift is None else moved + self.drift(x).to(x)
+        moved = (self._actuated(x) @ u.to(x).unsqueeze(-1)).squeeze(-1)
+        return moved if self.drift is None else moved + self._drifted(self.drift, x)
 
     def along_drift(self, gradient: Tensor, x: Tensor) -> Tensor | None:
         r"""$L_f h = \nabla h \cdot f$, ``(..., k)``, from gradients ``(..., k, n_x)``; None without drift."""
-        return None if self.drift is None else (gradient @ self.drift(x).to(x).unsqueeze(-1)).squeeze(-1)
+        return None if self.drift is None else (gradient @ self._drifted(self.drift, x).unsqueeze(-1)).squeeze(-1)
 
     def along_input(self, gradient: Tensor, x: Tensor) -> Tensor:
         r"""$L_g h = \nabla h \, g$, ``(..., k, n_u)``, from gradients ``(..., k, n_x)``."""
-        return gradient @ self.actuation(x).to(x)
+        return gradient @ self._actuated(x)
+
+    def _drifted(self, drift: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        moved = drift(x)
+        if moved.shape != x.shape:  # any other would broadcast, over states or over samples
+            raise ConstraintError(f"drift must give the shape of x, {tuple(x.shape)}, got {tuple(moved.shape)}.")
+        return moved.to(x)
+
+    def _actuated(self, x: Tensor) -> Tensor:
+        matrix, whole = self.actuation(x), (*x.shape[:-1], self.n_x, self.n_u)
+        if matrix.shape not in (whole, whole[-2:]):
+            raise ConstraintError(f"actuation must give the shape {whole} or {whole[-2:]}, got {tuple(matrix.shape)}.")
+        return matrix.to(x)
 
     def _check(self, x: Tensor, u: Tensor) -> None:
         if not x.is_floating_point():
@@ -114,7 +126,7 @@ class DoubleIntegrator(ControlAffine):
 
 
 def wrap_angle(angle: Tensor) -> Tensor:
-    """The same angle in ``[-π, π)``, bit for bit if it is there already; its derivative is 1.
+    """The same angle in ``[-π, π)``, to rounding at its ends; between them unchanged. The derivative is 1.
 
     >>> wrap_angle(torch.tensor([3.5, -4.0]))
     tensor([-2.7832,  2.2832])
