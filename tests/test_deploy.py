@@ -147,10 +147,35 @@ def test_the_rows_of_a_fixed_set_are_saved_and_loaded(tmp_path):
     first, second = (CAffine(AffineSet.box(-u, u, dim=2)) for u in (1.0, 2.0))
     path = tmp_path / "layer.safetensors"
     safetensors.save_file(second.state_dict(), path)
-    first.load_state_dict(safetensors.load_file(path))
+    with pytest.warns(
+        UserWarning, match=r"another constraint than the layer was built with, in row 0, row 1; the loaded"
+    ):
+        first.load_state_dict(safetensors.load_file(path))
     assert first(torch.tensor([5.0, -5.0])).tolist() == [2.0, -2.0]
+    first.double().load_state_dict(safetensors.load_file(path))  # the same numbers: nothing to say
     with pytest.raises(RuntimeError, match="size mismatch"):
         CAffine(AffineSet.box(-1.0, 1.0, dim=3)).load_state_dict(safetensors.load_file(path))
+
+
+def test_the_rows_of_a_layer_can_be_kept_when_loading():
+    """As the warning says: only the rows that differ are named, and the state without them leaves the layer's."""
+    box = AffineSet.box(0.0, 9.0, dim=2)
+    first, second = (
+        nn.Sequential(nn.Linear(2, 2), CAffine(AffineSet.inequality([[1.0, 1.0]], [u], names=["budget"]) & box))
+        for u in (1.0, 2.0)
+    )
+    with pytest.warns(UserWarning, match=r"in budget; .* leave 1\.A, 1\.lower, 1\.upper out"):
+        copy.deepcopy(first).load_state_dict(second.state_dict())
+    kept = {name: t for name, t in second.state_dict().items() if name not in ("1.A", "1.lower", "1.upper")}
+    first.load_state_dict(kept, strict=False)
+    assert torch.equal(first[0].weight, second[0].weight)
+    assert first[1](torch.tensor([5.0, 5.0])).tolist() == [0.5, 0.5]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+def test_a_trace_is_refused():
+    with pytest.raises(ConstraintError, match=r"use torch.export, or torch.onnx.export with dynamo=True"):
+        torch.jit.trace(model("fixed"), torch.randn(4, 2), check_trace=False)
 
 
 def test_a_truncated_or_spoiled_model_file_is_refused(tmp_path):
@@ -252,7 +277,8 @@ def test_a_fixed_set_with_parameters_is_refused():
 
 def test_a_loaded_set_may_bind_on_other_sides():
     first, second = CAffine(AffineSet.box(0.0, None, dim=2)), CAffine(AffineSet.box(0.0, 1.0, dim=2))
-    first.load_state_dict(second.state_dict())
+    with pytest.warns(UserWarning, match="another constraint"):
+        first.load_state_dict(second.state_dict())
     f, w = torch.tensor([3.0, 0.5]), torch.tensor([1.0, 0.1])
     assert torch.equal(first(f, w), second(f, w))
 

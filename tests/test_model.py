@@ -62,6 +62,14 @@ def test_a_stray_axis_of_the_backbone_is_noticed():
     assert steps(torch.randn(4, 3)).shape == (7, 4, 2)  # seven outputs for each of four sets
 
 
+def test_swapped_arguments_and_a_tuple_for_a_set_are_named():
+    net, box = FeedForward(2, 2), AffineSet.box(0.0, 1.0, dim=2)
+    with pytest.raises(ConstraintError, match=r"backbone must be a module .* got AffineSet: the order is CAffNet\("):
+        CAffNet(box, net)
+    with pytest.raises(ConstraintError, match=r"must return an AffineSet, got tuple: .* AffineSet.inequality\(A, b\)"):
+        CAffNet(net, lambda x: (torch.eye(2), torch.ones(2)))(torch.zeros(1, 2))
+
+
 def test_number_types_of_layer_and_network():
     net = CAffNet(FeedForward(2, 3), AffineSet.box(torch.zeros(3).double(), torch.ones(3).double()))
     with pytest.raises(TypeError, match=r"layer's constraint is torch.float64, f is torch.float32: convert the layer"):

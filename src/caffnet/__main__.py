@@ -7,9 +7,14 @@ def main() -> None:
     """Hand over to the command line."""
     try:
         from caffnet.cli import app
+
+        app(prog_name="caffnet")
     except ImportError as missing:
-        raise SystemExit(f'The command line needs {missing.name}: pip install "caffnet[all]".') from None
-    app(prog_name="caffnet")
+        if missing.name is None:
+            raise SystemExit(str(missing)) from None  # one of ours, which names the extra
+        if missing.name.split(".")[0] == "caffnet":
+            raise  # not a matter of installation
+        raise SystemExit(f'This command needs {missing.name}: pip install "caffnet[all]".') from None
 
 
 if __name__ == "__main__":

@@ -175,10 +175,9 @@ def demo(
     from caffnet.experiments.demo import compare, draw
 
     console = Console()
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        _fail(ValueError(f"{out.parent} must be a folder, but cannot be one: {error.strerror}."))
+    if out.suffix not in (".png", ".pdf", ".svg"):
+        _fail(ValueError(f"out must be a file that ends in .png, .pdf or .svg, got {out}."))
+    _make_folder(out.parent)
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("training", total=1.0)
 
@@ -328,8 +327,16 @@ def figures(
 
     if unknown := sorted(set(kind or ()) - {"png", "pdf", "svg"}):
         raise typer.BadParameter(f"kind must be png, pdf or svg, got {', '.join(unknown)}.")
+    _make_folder(out)
     for path in draw_all(out, kind or ("png", "pdf")):
         typer.echo(f"written: {path}")
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        _fail(ValueError(f"{folder} must be a folder, but cannot be one: {error.strerror}."))
 
 
 def _fail(error: Exception) -> NoReturn:

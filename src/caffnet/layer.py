@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from caffnet.constraints import AffineSet, has_numbers, joint_shape
+from caffnet.constraints import AffineSet, has_numbers, joint_shape, row_names
 from caffnet.errors import ConstraintError, DtypeError
 from caffnet.preparation import Prepared, prepare
 from caffnet.projection import Projection, check_options, project
@@ -30,6 +31,7 @@ class CAffine(nn.Module):
         **options: ``search, norm, strict, on_infeasible, gradient, budget``, as in `project`.
 
     A fixed set is prepared once, its data are buffers: they are saved in the ``state_dict`` and move with ``.to()``.
+    A model file thus brings its constraint along; where that is another one, loading it warns and names the rows.
     A set written in plain lists takes torch's default number type, as the parameters of any module do.
 
     >>> layer = CAffine(AffineSet.box(-1.0, 1.0, dim=2))
@@ -68,6 +70,7 @@ class CAffine(nn.Module):
             self._rows = (constraint.sides, constraint.labels)
             for name in ("A", "lower", "upper"):
                 self.register_buffer(name, getattr(fixed, name).detach().clone())
+            self.register_load_state_dict_pre_hook(_warn_of_other_rows)
             self.register_load_state_dict_post_hook(_prepare_again)
             self._prepare()
         elif callable(constraint):
@@ -107,7 +110,13 @@ class CAffine(nn.Module):
             return self._prepared
         if x is None or self.constraint is None:
             raise ConstraintError("The constraint depends on the input: call layer(f, w, x=x).")
-        return self.constraint(x)
+        made = self.constraint(x)
+        if not isinstance(made, AffineSet | Prepared):
+            raise ConstraintError(
+                f"The constraint function must return an AffineSet, got {type(made).__name__}: "
+                "for A y <= b, return AffineSet.inequality(A, b)."
+            )
+        return made
 
     def _check(self, f: Tensor, constraints: AffineSet | Prepared) -> None:
         """What `project` would take in good faith, or blame on the wrong thing."""
@@ -149,6 +158,32 @@ class CAffine(nn.Module):
         """What the layer prints of itself."""
         what = "input-dependent" if self._prepared is None else repr(self._prepared)
         return ", ".join([what, *(f"{name}={value!r}" for name, value in self.options.items())])
+
+
+def _warn_of_other_rows(module: CAffine, state: dict[str, Any], prefix: str, *_: object) -> None:
+    """Before a state dict is loaded: its constraint replaces that of the layer, which the user may not expect."""
+    names = [prefix + name for name in ("A", "lower", "upper")]
+    if not all(name in state for name in names):
+        return  # left out on purpose, or torch says so
+    pairs = [(state[name], old) for name, old in zip(names, (module.A, module.lower, module.upper), strict=True)]
+    if any(new.shape != old.shape or new.isnan().any() for new, old in pairs):
+        return  # an error is to come
+    A, lower, upper = (_differs(new, old) for new, old in pairs)
+    rows = (A.any(-1) | lower | upper).reshape(-1, lower.shape[-1]).any(0)
+    if rows.any():
+        named = zip(row_names(module._rows[1], len(rows)), rows.tolist(), strict=True)
+        told = ", ".join(name for name, differs in named if differs)
+        warnings.warn(
+            f"The loaded state has another constraint than the layer was built with, in {told}; the loaded one holds "
+            f"from now on. To keep the layer's, leave {', '.join(names)} out of the state and load with strict=False.",
+            stacklevel=2,
+        )
+
+
+def _differs(new: Tensor, old: Tensor) -> Tensor:
+    """Where two tensors are different numbers, not the same ones in float32 and float64."""
+    short = torch.float32 if torch.float32 in (new.dtype, old.dtype) else old.dtype
+    return new.to(old.device, short) != old.to(short)
 
 
 def _prepare_again(module: CAffine, _: object) -> None:

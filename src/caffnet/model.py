@@ -44,6 +44,11 @@ class CAffNet(nn.Module):
         super().__init__()
         if null_start not in ("zero", "random"):
             raise ConstraintError(f"null_start must be 'zero' or 'random', got {null_start!r}.")
+        if not callable(backbone):
+            raise ConstraintError(
+                f"backbone must be a module x -> f, got {type(backbone).__name__}: the order is "
+                "CAffNet(backbone, constraint)."
+            )
         self.backbone = backbone
         self.null = null
         self.layer = CAffine(constraint, **options)

@@ -225,6 +225,11 @@ def _gate(f: Tensor, set: AffineSet | Prepared, w: Tensor | None, options: Optio
             raise DtypeError(f"w must match f ({f.dtype} on {f.device}), got {w.dtype} on {w.device}.")
         if not _broadcasts(w.shape[:-1], batch):
             raise ConstraintError(f"w must have the shape of f {tuple(f.shape)}, got {tuple(w.shape)}.")
+    if torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
+        raise ConstraintError(
+            "torch.jit.trace would keep the search of its one example: use torch.export, or torch.onnx.export with "
+            "dynamo=True."
+        )
     tracing = torch.compiler.is_exporting()
     if tracing and options.strict:
         raise ConstraintError(

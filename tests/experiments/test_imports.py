@@ -76,6 +76,16 @@ def test_the_command_without_its_packages_says_what_to_install(monkeypatch):
         main()
 
 
+def test_a_command_without_its_packages_says_what_to_install(monkeypatch, tmp_path):
+    from caffnet.__main__ import main
+
+    monkeypatch.setattr("caffnet.bench.machine.wait_passively", lambda arguments: None)  # it would start anew
+    monkeypatch.setitem(sys.modules, "daqp", None)
+    monkeypatch.setattr(sys, "argv", ["caffnet", "bench", "--quick", "--task", "pwc", "--out", str(tmp_path)])
+    with pytest.raises(SystemExit, match=r'This command needs daqp: pip install "caffnet\[all\]"'):
+        main()
+
+
 def test_the_command_tells_its_version_and_what_it_is():
     assert CliRunner().invoke(app, ["--version"]).output.strip() == caffnet.__version__
     assert "Hard affine constraints" in CliRunner().invoke(app, ["--help"]).output
@@ -86,6 +96,8 @@ def test_command_line_names_mistakes(tmp_path):
     for arguments, told in (
         (["demo", "--epochs", "-5"], "--epochs"),
         (["demo", "--out", str(tmp_path / "file" / "a.png")], "must be a folder, but cannot be one"),
+        (["demo", "--out", str(tmp_path)], "must be a file that ends in .png, .pdf or .svg"),
+        (["figures", "--out", str(tmp_path / "file")], "must be a folder, but cannot be one"),
         (["figures", "--kind", "foo"], "kind must be png, pdf or svg, got foo"),
         (["time", "pwc", "--method", "foo"], "method must be one of nn, hardnet"),
     ):
