@@ -60,14 +60,16 @@ def test_parts_of_a_batch_make_the_whole():
 
 
 def test_a_last_batch_that_is_too_small_for_all_processes_is_refused(tmp_path):
-    config = resolve("opt", "nn", 1, "ours", {"epochs": 1, "batch": 333})  # 1000 = 3 · 333 + 1
     problem = SolverProblem(1)
-    with pytest.raises(ConfigError, match="With batch 333 the last of 1000 samples are 1, too few for 2 processes"):
-        train(config, problem, build_model(config, problem), tmp_path / "a", group=Group(0, 2))
+    for batch in (333, 1):  # 1000 = 3 · 333 + 1
+        config = resolve("opt", "nn", 1, "ours", {"epochs": 1, "batch": batch})
+        with pytest.raises(ConfigError, match=f"With batch {batch} the last of 1000 samples are 1, too few for 2 proc"):
+            train(config, problem, build_model(config, problem), tmp_path / "a", group=Group(0, 2))
 
 
-def test_batch_norm_is_refused_across_processes(tmp_path):
-    config = resolve("opt", "nn", 1, settings={"epochs": 1})
+@pytest.mark.parametrize("off", ["batch_norm", "dropout"])
+def test_batch_norm_and_dropout_are_refused_across_processes(off, tmp_path):
+    config = resolve("opt", "nn", 1, settings={"epochs": 1, off: False if off == "batch_norm" else 0.0})
     problem = SolverProblem(1)
-    with pytest.raises(ConfigError, match="BatchNorm needs the whole batch in one process"):
+    with pytest.raises(ConfigError, match="BatchNorm and dropout need the whole batch in one process"):
         train(config, problem, build_model(config, problem), tmp_path / "a", group=Group(0, 2))

@@ -166,6 +166,29 @@ def test_driving_and_its_post_hoc_projection(tmp_path, monkeypatch):
     assert len(records["nn"]["curves"]["states"]) == 11
 
 
+def test_nothing_stays_when_the_parent_of_parallel_runs_is_killed(tmp_path):
+    more = ("--seed", "2", "--epochs", "100000", "--jobs", "2", "--checkpoint-seconds", "0.2", "--device", "cpu")
+    process = subprocess.Popen(
+        command(tmp_path, *more), env=environment(), stdout=subprocess.DEVNULL, start_new_session=True
+    )
+    deadline = time.monotonic() + 120
+    while len(list((tmp_path / "checkpoints").glob("*.safetensors"))) < 2 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    process.kill()
+    process.wait()
+
+    def any_left() -> bool:
+        try:
+            os.killpg(process.pid, 0)
+        except ProcessLookupError:
+            return False
+        return True
+
+    while any_left() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not any_left()
+
+
 def test_seeds_in_parallel_processes_even_if_one_fails(tmp_path):
     campaign = load_campaign(task="pwc", methods=["nn"], seeds=[1, 3, 5], epochs=2, jobs=2, out=str(tmp_path))
     broken = checkpoint_path(tmp_path, campaign.runs[0])
@@ -322,11 +345,24 @@ def test_damaged_checkpoint(saved):
         Checkpoint.read(path, digest)
 
 
+@pytest.mark.parametrize(("old", "new"), [(b'\\"epoch\\": 3', b'\\"epoch\\": 2'), (b'"shape":[10]', b'"shape":[5,2]')])
+def test_a_checkpoint_with_another_header_is_damaged(saved, old, new):
+    """What is not among the numbers counts too: how far the run was, and how the numbers are laid out."""
+    path, digest = saved
+    content = path.read_bytes()
+    end = 8 + int.from_bytes(content[:8], "little")
+    header = content[8:end].replace(old, new)
+    assert header != content[8:end]
+    path.write_bytes(len(header).to_bytes(8, "little") + header + content[end:])
+    with pytest.raises(CheckpointError, match="its checksum is wrong"):
+        Checkpoint.read(path, digest)
+
+
 def test_foreign_checkpoint(saved, tmp_path):
     with pytest.raises(CheckpointError, match=r"belongs to another run: .* abc, this run's xyz"):
         Checkpoint.read(saved[0], "xyz")
     save_file({"x": torch.zeros(1)}, tmp_path / "b.safetensors")
-    with pytest.raises(CheckpointError, match="not a checkpoint of this program"):
+    with pytest.raises(CheckpointError, match="not a checkpoint of this version of the program"):
         Checkpoint.read(tmp_path / "b.safetensors", "abc")
 
 
@@ -359,8 +395,27 @@ def test_a_broken_record_is_named(tmp_path):
     with pytest.raises(RecordError, match="not a record of this program"):
         read_records(tmp_path)
     path.write_text(json.dumps({"format": "caffnet-record-1", "config": {}, "training": {}, "evaluation": {}}))
-    with pytest.raises(RecordError, match="is incomplete: it has no curves, finished"):
+    with pytest.raises(RecordError, match="is incomplete: it has no versions, machine, curves, finished"):
         read_records(path.parent)
+
+
+def test_a_foreign_record_is_named(tmp_path):
+    config = resolve("pwc", "nn", 1, settings={"epochs": 2})
+    record = run_one(config, tmp_path / "a")
+    for part, value in (("task", "pwx"), ("method", "nnn"), ("protocol", "mine")):
+        folder = tmp_path / part
+        write_record(folder / "records" / "a.json", {**record, "config": {**record["config"], part: value}})
+        with pytest.raises(RecordError, match=rf"a\.json is of no known {part}: it says '{value}'"):
+            read_records(folder)
+    other = resolve("pwc", "nn", 1, settings={"epochs": 3})
+    write_record(tmp_path / "a" / "records" / f"{other.name}.json", record)
+    with pytest.raises(RecordError, match="is the record of another run"):
+        run_one(other, tmp_path / "a")
+
+
+def test_a_sample_alone_is_too_few_for_batch_norm(tmp_path):
+    with pytest.raises(ConfigError, match="the last of 1000 samples is alone, and BatchNorm needs two"):
+        run_one(resolve("opt", "nn", 1, settings={"epochs": 1, "batch": 999}), tmp_path)
 
 
 def test_history_is_thinned():

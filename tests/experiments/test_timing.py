@@ -18,6 +18,7 @@ def test_every_method_is_timed_and_the_latest_counts(tmp_path: Path):
     found = time_methods("pwc", "ours", tmp_path, rounds=1, on_step=told.append)
     assert list(found["methods"]) == ["nn", "hardnet", "caffnet-ff", "caffnet-tf"]
     assert all(times["train_ms"] > 0 and times["test_ms"] > 0 for times in found["methods"].values())
+    assert all(len(times["train_ms_rounds"]) == 1 for times in found["methods"].values())
     assert told[0].startswith("nn: epoch 1")
     (path,) = (tmp_path / "timing").glob("*.json")
     text = path.read_text().replace(found["finished"], "2999-01-01T00:00:00+00:00")
@@ -28,6 +29,8 @@ def test_every_method_is_timed_and_the_latest_counts(tmp_path: Path):
 def test_an_unknown_task_is_refused(tmp_path: Path):
     with pytest.raises(ConfigError, match="task must be one of pwc, opt, cbf, got 'pwx'"):
         time_methods("pwx", "ours", tmp_path)
+    with pytest.raises(ConfigError, match="post-hoc has no times of its own"):
+        time_methods("cbf", "paper", tmp_path, methods=["post-hoc"])
 
 
 def test_the_report_can_be_put_into_a_documentation(tmp_path: Path):

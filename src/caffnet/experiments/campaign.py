@@ -98,31 +98,34 @@ def _run_in_parallel(campaign: Campaign, out: Path, on_tick: OnTick | None, book
     """One process per run; ticks come back through a queue."""
     context = multiprocessing.get_context("spawn")
     by_name = {config.name: config for config in campaign.runs}
-    with context.Manager() as manager:
-        queue = manager.Queue()
-        others = multiprocessing.active_children()
-        setup = (campaign.threads, os.getpid(), queue)
-        pool = ProcessPoolExecutor(campaign.jobs, mp_context=context, initializer=_set_up, initargs=setup)
-        try:
-            for wave in _waves(campaign.runs):
-                waiting = {pool.submit(_work, config, out, campaign.checkpoint_seconds): config for config in wave}
-                while waiting:
-                    finished, _ = wait(waiting, timeout=0.2, return_when=FIRST_COMPLETED)
-                    while not queue.empty():
-                        name, tick = queue.get()
-                        if on_tick is not None:
-                            on_tick(by_name[name], tick)
-                    for future in finished:
-                        if isinstance(future.exception(), BrokenProcessPool):
-                            raise _killed(book.failed)
-                        book.enter(waiting.pop(future), future.result)
-            pool.shutdown()
-        except BaseException:  # also when the user stops it: what runs now is saved up to its last checkpoint
-            pool.shutdown(wait=False, cancel_futures=True)
-            for process in multiprocessing.active_children():
-                if process not in others:
-                    process.terminate()
-            raise
+    # A pipe, not a manager: that is a process of its own, which stays when this one is killed. A tick is so short that
+    # it is written in one piece, even by a process that is killed.
+    queue = context.SimpleQueue()
+    others = multiprocessing.active_children()
+    setup = (campaign.threads, os.getpid(), queue)
+    pool = ProcessPoolExecutor(campaign.jobs, mp_context=context, initializer=_set_up, initargs=setup)
+    try:
+        for wave in _waves(campaign.runs):
+            waiting = {pool.submit(_work, config, out, campaign.checkpoint_seconds): config for config in wave}
+            while waiting:
+                finished, _ = wait(waiting, timeout=0.2, return_when=FIRST_COMPLETED)
+                while not queue.empty():
+                    name, tick = queue.get()
+                    if on_tick is not None:
+                        on_tick(by_name[name], tick)
+                for future in finished:
+                    if isinstance(future.exception(), BrokenProcessPool):
+                        raise _killed(book.failed)
+                    book.enter(waiting.pop(future), future.result)
+        pool.shutdown()
+    except BaseException:  # also when the user stops it: what runs now is saved up to its last checkpoint
+        pool.shutdown(wait=False, cancel_futures=True)
+        for process in multiprocessing.active_children():
+            if process not in others:
+                process.terminate()
+        raise
+    finally:
+        queue.close()
 
 
 def _killed(failed: Iterable[RunConfig]) -> WorkerError:

@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-FORMAT = "caffnet-checkpoint-1"
+FORMAT = "caffnet-checkpoint-2"
 
 
 class CheckpointError(ValueError):
@@ -43,7 +43,7 @@ class Checkpoint:
         """Replace the checkpoint at `path`, atomically."""
         tensors = {name: t.detach().cpu().contiguous().clone() for name, t in self.tensors.items()}
         header = {"format": FORMAT, "digest": self.digest, "progress": json.dumps(self.progress)}
-        header["checksum"] = _checksum(tensors)
+        header["checksum"] = _checksum(tensors, header["progress"])
         write_atomically(path, save(tensors, metadata=header))
 
     @classmethod
@@ -60,13 +60,13 @@ class Checkpoint:
         except (SafetensorError, OSError, ValueError) as error:
             raise CheckpointError(f"{path} is damaged or truncated ({error}). {advice}") from None
         if header.get("format") != FORMAT:
-            raise CheckpointError(f"{path} is not a checkpoint of this program. {advice}")
+            raise CheckpointError(f"{path} is not a checkpoint of this version of the program. {advice}")
         if header.get("digest") != digest:
             raise CheckpointError(
                 f"{path} belongs to another run: its settings have the fingerprint {header.get('digest')}, "
                 f"this run's {digest}. {advice}"
             )
-        if _checksum(tensors) != header.get("checksum"):
+        if _checksum(tensors, header.get("progress", "")) != header.get("checksum"):
             raise CheckpointError(f"{path} is damaged: its checksum is wrong. {advice}")
         return cls(digest, tensors, json.loads(header["progress"]))
 
@@ -91,9 +91,9 @@ def write_atomically(path: Path, content: bytes) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def _checksum(tensors: dict[str, Tensor]) -> str:
-    total = hashlib.sha256()
+def _checksum(tensors: dict[str, Tensor], progress: str) -> str:
+    total = hashlib.sha256(progress.encode())
     for name in sorted(tensors):
-        total.update(name.encode())
+        total.update(f"{name} {tensors[name].dtype} {tuple(tensors[name].shape)}".encode())
         total.update(tensors[name].reshape(-1).view(torch.uint8).numpy().tobytes())
     return total.hexdigest()

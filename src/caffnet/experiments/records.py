@@ -17,12 +17,15 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from caffnet.experiments.config import ALL_METHODS, PROTOCOLS, TASKS
+
 FORMAT = "caffnet-record-1"
 
 
 #: What a record must say for a report.
-PARTS = ("config", "training", "evaluation", "curves", "finished")
+PARTS = ("config", "versions", "machine", "training", "evaluation", "curves", "finished")
 CONFIG_PARTS = ("task", "method", "seed", "protocol", "epochs")
+KNOWN = {"task": TASKS, "protocol": PROTOCOLS, "method": (*ALL_METHODS, "ipopt")}
 TIMING_PARTS = ("name", "task", "protocol", "methods", "finished")
 
 
@@ -83,11 +86,26 @@ def read_records(out: Path) -> list[dict[str, Any]]:
     """
     found = []
     for path in sorted(path for path in out.rglob("*.json") if path.parent.name == "records"):
-        record = read_record(path)
-        _check_parts(path, record, PARTS)
-        _check_parts(path, record["config"], CONFIG_PARTS)
+        record = read_run(path)
+        for part, known in KNOWN.items():
+            if record["config"][part] not in known:
+                raise RecordError(f"{path} is of no known {part}: it says {record['config'][part]!r}.")
         found.append(record)
     return found
+
+
+def read_run(path: Path, name: str | None = None) -> dict[str, Any]:
+    """The record of a run, with all its parts; of the run called `name`, if one is given.
+
+    Raises:
+        RecordError: it is not a record, incomplete, or of another run.
+    """
+    record = read_record(path)
+    _check_parts(path, record, PARTS)
+    _check_parts(path, record["config"], CONFIG_PARTS)
+    if name is not None and record.get("name") != name:
+        raise RecordError(f"{path} is the record of another run, {record.get('name')}: move it away.")
+    return record
 
 
 def _check_parts(path: Path, record: Any, parts: tuple[str, ...]) -> None:

@@ -23,7 +23,7 @@ from caffnet.experiments.pwc import PiecewiseProblem
 from caffnet.experiments.records import (
     RecordExists,
     all_finite,
-    read_record,
+    read_run,
     record_path,
     rounded,
     thin,
@@ -82,7 +82,7 @@ def run_one(
     group = Group() if group is None else group
     path = record_path(out, config.name)
     if path.exists():
-        return read_record(path)
+        return read_run(path, config.name)
     made_by = versions()
     problem = build_problem(config)
     if config.method == "ipopt":
@@ -105,7 +105,7 @@ def run_one(
         try:
             write_record(path, record)
         except RecordExists:  # someone did the same run meanwhile: that one counts
-            record = read_record(path)
+            record = read_run(path, config.name)
     group.wait()
     return record
 

@@ -55,6 +55,8 @@ def time_methods(
     seed, tell = SEEDS[task][0], on_step or (lambda _: None)
     # A post-hoc projection is the soft network until it is evaluated.
     rows = [name for name in dict.fromkeys(methods or METHODS[task]) if name != "post-hoc"]
+    if not rows:
+        raise ConfigError("post-hoc has no times of its own: it is the soft network, nn, until it is evaluated.")
     problems: dict[str, Problem] = {}
     steps: dict[str, dict[str, Callable[[], float]]] = {"train_ms": {}, "test_ms": {}}
     for name in rows:
@@ -66,7 +68,7 @@ def time_methods(
         model = build_model(config, problem)
         steps["train_ms"][name] = _timed(epochs_of(config, problem, model), problem)
         steps["test_ms"][name] = _timed(_test(problem, model), problem)
-    found: dict[str, dict[str, float | None]] = {name: {"train_ms": None, "test_ms": None} for name in rows}
+    found: dict[str, dict[str, Any]] = {name: {"train_ms": None, "test_ms": None} for name in rows}
     for kind, what in (("train_ms", "epoch"), ("test_ms", "test")):
         times: dict[str, list[float]] = {name: [] for name in steps[kind]}
         for turn in range(rounds + WARM_UP):
@@ -75,6 +77,7 @@ def time_methods(
                 times[name].append(step())
         for name, measured in times.items():
             found[name][kind] = statistics.median(measured[WARM_UP:])
+            found[name][f"{kind}_rounds"] = [round(time, 3) for time in measured[WARM_UP:]]
     finished = datetime.datetime.now(datetime.UTC)
     record = {
         "name": f"{task}-{protocol}",

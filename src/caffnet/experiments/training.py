@@ -77,15 +77,23 @@ class _Run:
     """A run in progress."""
 
     def __init__(self, config: RunConfig, problem: Problem, model: nn.Module, group: Group):
-        if group.size > 1 and config.batch_norm:
+        if group.size > 1 and (config.batch_norm or config.dropout):
             raise ConfigError(
-                "BatchNorm needs the whole batch in one process: run without torchrun, or batch_norm=false."
+                "BatchNorm and dropout need the whole batch in one process: run without torchrun, or with "
+                "batch_norm=false and dropout=0."
             )
-        left = len(problem.train) % config.batch if config.batch else 0
-        if 0 < left < group.size:
+        samples = len(problem.train)
+        batch = min(config.batch or samples, samples)
+        last = samples % batch or batch
+        if last < group.size:
             raise ConfigError(
-                f"With batch {config.batch} the last of {len(problem.train)} samples are {left}, too few for "
-                f"{group.size} processes: choose another batch."
+                f"With batch {config.batch} the last of {samples} samples are {last}, too few for {group.size} "
+                "processes: choose another batch."
+            )
+        if config.batch_norm and last == 1:
+            raise ConfigError(
+                f"With batch {config.batch} the last of {samples} samples is alone, and BatchNorm needs two: choose "
+                "another batch, or batch_norm=false."
             )
         self.config, self.problem, self.model, self.group = config, problem, model, group
         self.device = problem.train.device
