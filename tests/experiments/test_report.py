@@ -19,7 +19,7 @@ from caffnet.experiments.report.figures import figures, learned_functions, save
 from caffnet.experiments.report.formats import as_csv, as_latex, as_markdown, cell_text, number
 from caffnet.experiments.report.groups import group_records, main_groups, mean_and_spread, sources
 from caffnet.experiments.report.published import PAPER
-from caffnet.experiments.report.tables import Cell, gap_table, results_table, speed_table
+from caffnet.experiments.report.tables import Cell, Table, gap_table, results_table, speed_table
 
 ZERO = {"mean_of_max": 0.0, "max": 1e-16, "mean": 0.0, "percent": 0.0, "exact_zeros": 7, "entries": 8}
 OBJECTIVES = {1: -0.13503, 2: -0.30995, 5: -0.08115, 7: -0.00125, 12: -1.21963}
@@ -183,6 +183,9 @@ def test_latex_escapes():
     text = as_latex(results_table(group_records([make_record("opt", "nn", 1, batch_norm=False)]), "opt", "paper"))
     assert r"batch\_norm=false" in text
     assert r"$>$ 1e-6 (\%)" in text
+    odd = Table("a", r"{x}^2 ~ \y$", "", ("a < b",), ((Cell(text="c >= d"),),))
+    assert r"\{x\}\textasciicircum{}2 \textasciitilde{} \textbackslash{}y\$" in as_latex(odd)
+    assert r"a $<$ b" in as_latex(odd) and r"c $\ge$ d" in as_latex(odd)
 
 
 def test_the_whole_report(everything, tmp_path, monkeypatch):
@@ -192,6 +195,9 @@ def test_the_whole_report(everything, tmp_path, monkeypatch):
     written = write_report([tmp_path], tmp_path / "report")
     names = {path.relative_to(tmp_path / "report").as_posix() for path in written}
     assert {"report.md", "report.tex", "report.html", "tables/opt-paper-seeds.csv"} <= names
+    latex = (tmp_path / "report" / "report.tex").read_text(encoding="utf-8")
+    assert latex.isascii() and r"for $\omega$ $\le$ 0.5" in latex
+    assert latex.count("<") == latex.count("$<$")
     for figure in (
         "pwc-paper-functions",
         "pwc-paper-loss",
@@ -206,6 +212,7 @@ def test_the_whole_report(everything, tmp_path, monkeypatch):
     assert page.count("<img") == sum(name.endswith(".png") for name in names)
     assert "A &amp; B, 1 thread(s) per run" in page
     markdown = (tmp_path / "report" / "report.md").read_text(encoding="utf-8")
+    assert "There are no runs under the protocol “fair” or “ours”." in markdown
     for link in re.findall(r"\]\((.+?)\)", markdown):
         assert (tmp_path / "report" / link).exists()
 
@@ -307,22 +314,24 @@ def test_claims_about_violations():
     satisfied, violated = "Both CAffNets satisfy all constraints.", "NN and HardNet violate constraints."
     records = [with_violation(make_record("pwc", method, 1), 0.3) for method in ("nn", "hardnet")]
     assert verdicts(records, "pwc")[violated] == (
-        "holds: largest violation, with the best seed: NN 0.3000, HardNet 0.3000 (so far seed 1)"
+        "so far holds: largest violation, with the best seed: NN 0.3000, HardNet 0.3000 (seed 1)"
     )
     assert verdicts(records, "pwc")[satisfied] == "open: no runs of CAffNet-FF, CAffNet-TF"
     records += [make_record("pwc", method, 1) for method in ("caffnet-ff", "caffnet-tf")]
-    assert verdicts(records, "pwc")[satisfied] == "holds: largest violation 1.0e-16 (so far seed 1)"
+    assert verdicts(records, "pwc")[satisfied] == "so far holds: largest violation 1.0e-16 (seed 1)"
     with_violation(records[-1], 1e-9)
-    assert verdicts(records, "pwc")[satisfied] == "does not hold: largest violation 1.0e-09 (so far seed 1)"
+    assert verdicts(records, "pwc")[satisfied] == "so far does not hold: largest violation 1.0e-09 (seed 1)"
     with_violation(records[1], 1e-16)
-    assert verdicts(records, "pwc")[violated].startswith("does not hold")
+    assert verdicts(records, "pwc")[violated].startswith("so far does not hold")
 
     broken = "NN and HardNet break almost all equalities."
     solvers = [with_violation(make_record("opt", m, 1), 0.0, 0.1, percent=99.0) for m in ("nn", "hardnet")]
-    assert verdicts(solvers, "opt")[broken] == "holds: NN at least 99.00 %, HardNet at least 99.00 % (so far seed 1)"
-    assert verdicts(solvers, "opt")[violated].startswith("holds: largest violation, with the best seed: NN 0.1000")
+    assert verdicts(solvers, "opt")[broken] == "so far holds: NN at least 99.00 %, HardNet at least 99.00 % (seed 1)"
+    assert verdicts(solvers, "opt")[violated].startswith(
+        "so far holds: largest violation, with the best seed: NN 0.1000"
+    )
     with_violation(solvers[0], 0.0, 0.1, percent=50.0)
-    assert verdicts(solvers, "opt")[broken].startswith("does not hold")
+    assert verdicts(solvers, "opt")[broken].startswith("so far does not hold")
 
 
 def test_quick_runs_decide_no_claim():
@@ -339,7 +348,7 @@ def test_claims_compare_on_common_seeds_and_equal_settings():
     records = [make_record("opt", "ipopt", s, value=v) for s, v in OBJECTIVES.items()]
     records += [make_record("opt", m, s, "fair", OBJECTIVES[s] + gap) for m, gap in gaps.items() for s in (1, 2)]
     told = verdicts(records, "opt", "fair")[nearest]
-    assert told == "holds: CAffNet-FF 0.0100, CAffNet-TF 0.1000, NN 0.2000, HardNet 0.3000 (so far seeds 1 2)"
+    assert told == "so far holds: CAffNet-FF 0.0100, CAffNet-TF 0.1000, NN 0.2000, HardNet 0.3000 (seeds 1 2)"
     records.append(make_record("opt", "caffnet-ff", 12, "fair", OBJECTIVES[12] + 5.0))  # the others do not have it
     assert verdicts(records, "opt", "fair")[nearest] == told
     others = [r for r in records if r["config"]["method"] != "nn"]
@@ -357,10 +366,10 @@ def test_claims_judge_dropout_as_the_paper_did():
     records += [make_record("opt", method, 1, value=value) for method, value in (("nn", 3.0), ("hardnet", 2.0))]
     records.append(make_record("opt", "caffnet-ff", 1, value=0.5))  # 1.5 with dropout on
     told = verdicts(records, "opt")["CAffNet-FF is nearest to IPOPT."]
-    assert told == "does not hold: CAffNet-FF 1.5000, CAffNet-TF 0.7000, NN 4.0000, HardNet 3.0000 (so far seed 1)"
+    assert told == "so far does not hold: CAffNet-FF 1.5000, CAffNet-TF 0.7000, NN 4.0000, HardNet 3.0000 (seed 1)"
     aims = aims_table(group_records(records), (), "opt")  # our own are of the network as it is used
     assert aims is not None
-    assert "does not hold: largest distance 0.5000 (so far seed 1)" in [cell_text(row[1]) for row in aims.rows]
+    assert "so far does not hold: largest distance 0.5000 (seed 1)" in [cell_text(row[1]) for row in aims.rows]
 
 
 def test_claims_about_lite_and_times():
@@ -387,6 +396,25 @@ def test_claims_about_lite_and_times():
     assert verdicts(full, "opt", "fair")["Lite takes about 45 % less time."] == "open: no times, see caffnet time"
 
 
+def test_the_spread_of_a_ratio_is_told():
+    """Timed in turn, so the ratio of each round is one of the same disturbance."""
+    methods = {
+        "nn": {"train_ms": 10.0, "test_ms": 1.0, "train_ms_rounds": [9.0, 10.0, 11.0, 20.0]},
+        "caffnet-ff": {"train_ms": 19.0, "test_ms": 1.0, "train_ms_rounds": [18.0, 19.0, 22.0, 42.0]},
+    }
+    groups = group_records([make_record("cbf", "nn", 2)])
+
+    def told() -> str:
+        table = aims_table(groups, [{"task": "cbf", "protocol": "paper", "methods": methods}], "cbf")
+        assert table is not None
+        return cell_text(table.rows[-1][1])
+
+    assert told() == "holds: 1.9000 times (half of the rounds 1.9250 to 2.0750)"
+    for times in methods.values():
+        del times["train_ms_rounds"]
+    assert told() == "holds: 1.9000 times"
+
+
 def test_claims_about_losses():
     start, later = "The CAffNets start with a lower loss.", "The CAffNets converge faster (loss after 4000 epochs)."
     records = []
@@ -394,16 +422,16 @@ def test_claims_about_losses():
         records.append(make_record("pwc", method, 1, value=first))
         records[-1]["training"]["history"] = {"epoch": [0, 3980, 6000], "loss": [first, 1.0, 9.0]}
     told = verdicts(records, "pwc")
-    assert told[start].startswith("does not hold: CAffNet-FF 4.5000, CAffNet-TF 3.0000")
-    assert told["CAffNet-TF has the lowest MSE."].startswith("holds: CAffNet-TF 3.0000")
+    assert told[start].startswith("so far does not hold: CAffNet-FF 4.5000, CAffNet-TF 3.0000")
+    assert told["CAffNet-TF has the lowest MSE."].startswith("so far holds: CAffNet-TF 3.0000")
     records[-1]["training"]["history"]["loss"] = [3.5, 0.5, 9.0]
     records[-2]["training"]["history"]["loss"] = [3.5, 0.9, 9.0]
-    assert verdicts(records, "pwc")[start].startswith("holds")
-    assert verdicts(records, "pwc")[later].startswith("holds: CAffNet-FF 0.5000, CAffNet-TF 0.9000")
+    assert verdicts(records, "pwc")[start].startswith("so far holds")
+    assert verdicts(records, "pwc")[later].startswith("so far holds: CAffNet-FF 0.5000, CAffNet-TF 0.9000")
     records[0]["training"]["history"]["loss"][1] = 0.7
-    assert verdicts(records, "pwc")[later].startswith("does not hold")
+    assert verdicts(records, "pwc")[later].startswith("so far does not hold")
     records[-1]["training"]["history"]["loss"][1] = None  # not finite
-    assert verdicts(records, "pwc")[later].startswith("does not hold: CAffNet-FF inf")
+    assert verdicts(records, "pwc")[later].startswith("so far does not hold: CAffNet-FF inf")
     short = [make_record("pwc", method, 1, epochs=300) for method in ("nn", "hardnet", "caffnet-tf", "caffnet-ff")]
     assert verdicts(short, "pwc")[later] == "open: no runs of 4000 epochs"
 
@@ -441,24 +469,24 @@ def test_aims():
 
 
 def test_claims_about_driving():
-    safely = "CAffNet-FF comes near the goal, safely."
+    safely = "CAffNet-FF comes near the goal (0.5 m), safely."
     records = {m: make_record("cbf", m, 2, epochs=500) for m in ("nn", "hardnet", "caffnet-ff", "post-hoc")}
     told = verdicts(list(records.values()), "cbf")
-    figures = "final distance 0 m; 0 collided, largest violation 1.0e-16 (so far seed 2, epochs=500)"
-    assert told[safely] == f"holds: {figures}"
-    assert told["NN and HardNet collide."] == "does not hold: NN 1 of 1, HardNet 0 of 1 (so far seed 2, epochs=500)"
-    assert told["HardNet comes near the goal."].startswith("holds: final distance 0 m")
-    assert told["NN ends far from the goal."].startswith("does not hold: final distance 0 m")
+    figures = "final distance 0 m; 0 collided, largest violation 1.0e-16 (seed 2, epochs=500)"
+    assert told[safely] == f"so far holds: {figures}"
+    assert told["NN and HardNet collide."] == "so far does not hold: NN 1 of 1, HardNet 0 of 1 (seed 2, epochs=500)"
+    assert told["HardNet comes near the goal (0.5 m)."].startswith("so far holds: final distance 0 m")
+    assert told["NN ends far from the goal (more than 0.5 m)."].startswith("so far does not hold: final distance 0 m")
     stuck = "A soft network that is projected afterwards gets stuck."
-    assert told[stuck].startswith("does not hold")
+    assert told[stuck].startswith("so far does not hold")
     for record in records.values():
         record["evaluation"] |= {"final_distance": 2.0, "arrived": False, "collided": True}
     told = verdicts(list(records.values()), "cbf")
-    assert told[safely].startswith("does not hold: final distance 2.0000 m; 1 collided")
-    assert told["NN and HardNet collide."].startswith("holds")
-    assert told["HardNet comes near the goal."].startswith("does not hold: final distance 2.0000 m")
-    assert told["NN ends far from the goal."].startswith("holds")
-    assert told[stuck].startswith("holds")
+    assert told[safely].startswith("so far does not hold: final distance 2.0000 m; 1 collided")
+    assert told["NN and HardNet collide."].startswith("so far holds")
+    assert told["HardNet comes near the goal (0.5 m)."].startswith("so far does not hold: final distance 2.0000 m")
+    assert told["NN ends far from the goal (more than 0.5 m)."].startswith("so far holds")
+    assert told[stuck].startswith("so far holds")
 
 
 def test_aims_in_driving():
@@ -468,9 +496,9 @@ def test_aims_in_driving():
     table = aims_table(group_records(records), [], "cbf")
     assert table is not None
     _, arrives, mean, largest, *_ = (cell_text(row[1]) for row in table.rows)
-    assert arrives.startswith("does not hold: 1 of 2")
-    assert mean.startswith("holds: CAffNet-FF 7.150e+05")
-    assert largest.startswith("does not hold: CAffNet-FF 7.400e+05")
+    assert arrives.startswith("so far does not hold: 1 of 2")
+    assert mean.startswith("so far holds: CAffNet-FF 7.150e+05")
+    assert largest.startswith("so far does not hold: CAffNet-FF 7.400e+05")
 
 
 def test_a_timing_of_some_methods_does_not_hide_one_of_all(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -62,7 +63,11 @@ def _ratio(kind: str, over: str, under: str, wanted: Callable[[float], bool]) ->
 
     def check(seen: Evidence) -> Verdict:
         ratio = seen.time(over, kind) / seen.time(under, kind)
-        return wanted(ratio), f"{number(ratio)} times"
+        rounds = seen.time_ratios(over, under, kind)
+        if len(rounds) < 4:
+            return wanted(ratio), f"{number(ratio)} times"
+        low, _, high = statistics.quantiles(rounds)
+        return wanted(ratio), f"{number(ratio)} times (half of the rounds {number(low)} to {number(high)})"
 
     return check
 

@@ -35,7 +35,7 @@ class Evidence:
 
     groups: dict[str, Group]
     optima: dict[int, float]
-    times: dict[str, dict[str, float | None]]
+    times: dict[str, dict[str, Any]]
     dropout: bool
 
     def about(self, methods: Sequence[str]) -> Evidence:
@@ -70,7 +70,7 @@ class Evidence:
         plural = "s" * (len(group.seeds) > 1)
         seeds = "" if tuple(group.seeds) == SEEDS[group.task] else f"seed{plural} {' '.join(map(str, group.seeds))}"
         told = ", ".join(part for part in (seeds, group.changes) if part)
-        return f" (so far {told})" if told else ""
+        return f" ({told})" if told else ""
 
     def values(self, method: str, column: str) -> list[float]:
         """A metric of all seeds of a method."""
@@ -118,6 +118,11 @@ class Evidence:
         if found is None:
             raise Missing("no times, see caffnet time")
         return found
+
+    def time_ratios(self, over: str, under: str, kind: str) -> list[float]:
+        """How many times longer one method took than another, round by round; none if the rounds were not kept."""
+        rounds = (self.times.get(method, {}).get(f"{kind}_rounds", []) for method in (over, under))
+        return [longer / shorter for longer, shorter in zip(*rounds, strict=True)]
 
 
 Verdict = tuple[bool, str]
@@ -230,7 +235,8 @@ class Claim:
             holds, figures = self.check(chosen)
         except Missing as missing:
             return Cell(text=f"open: {missing}")
-        return Cell(text=f"{'holds' if holds else 'does not hold'}: {figures}{chosen.remark}")
+        verdict = "so far " * bool(chosen.remark) + ("holds" if holds else "does not hold")
+        return Cell(text=f"{verdict}: {figures}{chosen.remark}")
 
 
 BOTH, SOFT = ("caffnet-ff", "caffnet-tf"), ("nn", "hardnet")
@@ -258,10 +264,10 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
         Claim("The CAffNets answer faster than IPOPT.", (), _faster_than_ipopt),
     ),
     "cbf": (
-        Claim("CAffNet-FF comes near the goal, safely.", ("caffnet-ff",), _near_goal_safely),
+        Claim(f"CAffNet-FF comes near the goal ({ARRIVED_NEAR} m), safely.", ("caffnet-ff",), _near_goal_safely),
         Claim("NN and HardNet collide.", SOFT, _collide),
-        Claim("HardNet comes near the goal.", ("hardnet",), _near_goal),
-        Claim("NN ends far from the goal.", ("nn",), _far_from_goal),
+        Claim(f"HardNet comes near the goal ({ARRIVED_NEAR} m).", ("hardnet",), _near_goal),
+        Claim(f"NN ends far from the goal (more than {ARRIVED_NEAR} m).", ("nn",), _far_from_goal),
         Claim("A soft network that is projected afterwards gets stuck.", ("post-hoc",), _far_from_goal),
     ),
 }

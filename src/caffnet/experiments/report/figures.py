@@ -85,7 +85,8 @@ def figures(groups: list[Group]) -> dict[str, tuple[str, Figure]]:
         for name, caption, draw in wanted:
             figure = draw(groups)
             if figure is not None:
-                drawn[name] = (f"{caption}{_settings(groups)}", figure)
+                shown = [g for g in groups if name != "loss" or g.method != "post-hoc"]  # whose loss is the NN's
+                drawn[name] = (f"{caption}{_settings(shown)}", figure)
     return drawn
 
 

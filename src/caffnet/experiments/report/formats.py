@@ -76,20 +76,16 @@ def as_latex(table: Table) -> str:
     )
 
 
+TEX = str.maketrans(
+    {symbol: f"\\{symbol}" for symbol in "_%&#{}$"}
+    | {symbol: f"${symbol}$" for symbol in "<>"}
+    | {"\\": r"\textbackslash{}", "^": r"\textasciicircum{}", "~": r"\textasciitilde{}"}
+    | {"ω": r"$\omega$", "θ": r"$\theta$", "α": r"$\alpha$", "–": "--", "“": "``", "”": "''", "’": "'"}
+)
+
+
 def _tex(text: str) -> str:
-    for symbol, written in (
-        ("\\", r"\textbackslash{}"),
-        ("_", r"\_"),
-        ("%", r"\%"),
-        ("&", r"\&"),
-        ("#", r"\#"),
-        (">", r"$>$"),
-        ("–", "--"),
-        ("“", "``"),
-        ("”", "''"),
-    ):
-        text = text.replace(symbol, written)
-    return text
+    return text.replace("<=", "≤").replace(">=", "≥").translate(TEX).replace("≤", r"$\le$").replace("≥", r"$\ge$")
 
 
 def as_csv(table: Table) -> str:

@@ -47,7 +47,9 @@ def write_report(folders: Sequence[Path], out: Path, markdown_to: Path | None = 
         written.append(path)
 
     sections: dict[str, tuple[list[Table], list[tuple[str, bytes]]]] = {}
-    markdown = ["# Results", "", "Written by `caffnet report` from the records; rows in italics are the paper's.", ""]
+    markdown = ["# Results", "", "Written by `caffnet report` from the records; rows in italics are the paper's."]
+    absent = [f"“{p}”" for p in PROTOCOLS if not any(group.protocol == p for group in groups)]
+    markdown += [f"There are no runs under the protocol {' or '.join(absent)}.", ""] if absent else [""]
     latex: list[str] = []
 
     def add(table: Table) -> None:
