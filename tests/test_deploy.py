@@ -172,6 +172,12 @@ def test_the_rows_of_a_layer_can_be_kept_when_loading():
     assert first[1](torch.tensor([5.0, 5.0])).tolist() == [0.5, 0.5]
 
 
+def test_of_many_rows_that_differ_the_first_are_named():
+    box = CAffine(AffineSet.box(0.0, 1.0, dim=9))
+    with pytest.warns(UserWarning, match=r"in row 0, row 1, row 2, row 3, row 4 and 4 more rows; the loaded"):
+        copy.deepcopy(box).load_state_dict(CAffine(AffineSet.box(0.0, 2.0, dim=9)).state_dict())
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
 def test_a_trace_is_refused():
     with pytest.raises(ConstraintError, match=r"use torch.export, or torch.onnx.export with dynamo=True"):
