@@ -76,14 +76,27 @@ def test_the_command_without_its_packages_says_what_to_install(monkeypatch):
         main()
 
 
-def test_a_command_without_its_packages_says_what_to_install(monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (
+            ModuleNotFoundError("No module named 'daqp'", name="daqp"),
+            'This command needs daqp: pip install "caffnet[all]".',
+        ),
+        (ImportError("IPOPT comes with casadi."), "IPOPT comes with casadi."),
+    ],
+)
+def test_a_command_without_its_packages_says_what_to_install(error, told, monkeypatch, tmp_path):
     from caffnet.__main__ import main
 
-    monkeypatch.setattr("caffnet.bench.machine.wait_passively", lambda arguments: None)  # it would start anew
-    monkeypatch.setitem(sys.modules, "daqp", None)
-    monkeypatch.setattr(sys, "argv", ["caffnet", "bench", "--quick", "--task", "pwc", "--out", str(tmp_path)])
-    with pytest.raises(SystemExit, match=r'This command needs daqp: pip install "caffnet\[all\]"'):
+    def draw_all(*_):
+        raise error
+
+    monkeypatch.setattr("caffnet.methods.figures.draw_all", draw_all)
+    monkeypatch.setattr(sys, "argv", ["caffnet", "figures", "--out", str(tmp_path)])
+    with pytest.raises(SystemExit) as caught:
         main()
+    assert caught.value.code == told
 
 
 def test_the_command_tells_its_version_and_what_it_is():

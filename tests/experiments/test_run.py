@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import caffnet
 from caffnet.cli import app
 from caffnet.experiments import cbf, provenance
-from caffnet.experiments.campaign import WorkerError, run_campaign
+from caffnet.experiments.campaign import WorkerError, _Book, run_campaign
 from caffnet.experiments.checkpoint import Checkpoint, CheckpointError, write_atomically
 from caffnet.experiments.config import ConfigError, load_campaign, resolve
 from caffnet.experiments.models import build_model
@@ -204,16 +204,23 @@ def test_seeds_in_parallel_processes_even_if_one_fails(tmp_path):
     assert [essence(record) for record in parallel] == [essence(record) for record in alone]
 
 
-def test_a_killed_process_is_told_apart_from_runs_that_failed(tmp_path):
+def test_a_killed_process_is_told_apart_from_runs_that_failed(tmp_path, monkeypatch):
     campaign = load_campaign(task="pwc", methods=["nn"], seeds=[1, 3], epochs=100_000, jobs=2, out=str(tmp_path))
     broken = checkpoint_path(tmp_path, campaign.runs[0])
     broken.parent.mkdir(parents=True)
     broken.write_bytes(b"nonsense")
 
+    start, books = _Book.__init__, []
+
+    def keep(book: _Book, on_done) -> None:
+        start(book, on_done)
+        books.append(book)
+
+    monkeypatch.setattr(_Book, "__init__", keep)
+
     def kill(config, tick: Tick) -> None:
-        for process in multiprocessing.active_children():
-            if process.name.startswith("SpawnProcess"):
-                process.kill()
+        for process in multiprocessing.active_children() if books[0].failed else ():  # the first has failed by now
+            process.kill()
 
     with pytest.raises(WorkerError, match="killed from outside") as caught:
         run_campaign(campaign, kill)
