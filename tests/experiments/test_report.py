@@ -19,7 +19,8 @@ from caffnet.experiments.report.figures import figures, learned_functions, save
 from caffnet.experiments.report.formats import as_csv, as_latex, as_markdown, cell_text, number
 from caffnet.experiments.report.groups import group_records, main_groups, mean_and_spread, sources
 from caffnet.experiments.report.published import PAPER
-from caffnet.experiments.report.tables import Cell, Table, gap_table, results_table, speed_table
+from caffnet.experiments.report.summary import summary_table
+from caffnet.experiments.report.tables import Cell, Table, gap_table, results_table, speed_table, variants_table
 
 ZERO = {"mean_of_max": 0.0, "max": 1e-16, "mean": 0.0, "percent": 0.0, "exact_zeros": 7, "entries": 8}
 OBJECTIVES = {1: -0.13503, 2: -0.30995, 5: -0.08115, 7: -0.00125, 12: -1.21963}
@@ -124,6 +125,38 @@ def test_other_settings_make_another_row():
     groups = group_records([make_record("opt", "nn", 1), make_record("opt", "nn", 1, epochs=7)])
     assert [group.title for group in groups] == ["NN", "NN [epochs=7]"]
     assert len(main_groups(groups, "opt", "paper")) == 1
+
+
+def test_other_settings_have_a_table_of_their_own(everything, tmp_path, monkeypatch):
+    monkeypatch.setattr("caffnet.experiments.report.figures.DPI", 30)
+    for record in [*everything, make_record("cbf", "nn", 2, epochs=7, value=3.0)]:
+        write_record(tmp_path / "records" / f"{record['name']}.json", record)
+    write_report([tmp_path], tmp_path / "report")
+    tables = tmp_path / "report" / "tables"
+    assert "[epochs=7]" not in (tables / "cbf-paper.csv").read_text(encoding="utf-8")
+    rows = list(csv.DictReader((tables / "cbf-paper-variants.csv").read_text(encoding="utf-8").splitlines()))
+    assert [(row["Method"], row["Cost"]) for row in rows] == [("NN [epochs=7]", "3.0")]
+    assert not (tables / "pwc-paper-variants.csv").exists()
+    assert variants_table([], "pwc", "paper") is None
+
+
+def test_summary():
+    """The paper's figure beside ours, with the largest violation; what is missing is told."""
+    records = [make_record("opt", "ipopt", seed, value=value) for seed, value in OBJECTIVES.items()]
+    records += [make_record("opt", "nn", seed, value=0.5) for seed in (1, 2)]  # 1.5 with dropout on
+    records.append(make_record("opt", "caffnet-ff", 1, "ours", value=-0.25))
+    records.append(make_record("cbf", "nn", 2, epochs=500, value=3e5))
+    for record in records:
+        if record["config"]["method"] == "nn":
+            with_violation(record, 0.2, 0.3)
+    table = summary_table(group_records(records))
+    assert table.columns == ("Experiment", "Paper", "Protocol “paper”", "violation", "Protocol “ours”", "violation")
+    assert [[cell_text(cell) for cell in row] for row in table.rows] == [
+        ["opt objective: IPOPT", "-0.3494 (0.4995)", "-0.3494 (0.4995)", "1.0e-16", "–", "–"],
+        ["opt objective: NN", "-0.1194 (0.5824)", "1.5000 (0), 2 seeds", "0.3000", "–", "–"],
+        ["opt objective: CAffNet-FF", "-0.3418 (0.5028)", "–", "–", "-0.2500, 1 seed", "1.0e-16"],
+        ["cbf cost: NN", "4.141e+05 (6.798e+04)", "3.000e+05, 1 seed, 500 epochs", "0.3000", "–", "–"],
+    ]
 
 
 def test_of_two_equal_runs_the_later_counts():

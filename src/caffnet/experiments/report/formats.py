@@ -9,6 +9,7 @@ import io
 from caffnet.experiments.report.tables import Cell, Table
 
 DASH = "–"
+LARGE = 1e5  # from here on with a power of ten
 
 
 def number(value: float | None) -> str:
@@ -24,7 +25,7 @@ def number(value: float | None) -> str:
         return "0"
     if size < 5e-5:
         return f"{value:.1e}"
-    if size >= 1e5:
+    if size >= LARGE:
         return f"{value:.3e}"
     return f"{value:.4f}" if size < 10 else f"{value:.2f}"
 
@@ -33,7 +34,17 @@ def cell_text(cell: Cell) -> str:
     """``mean (spread)``."""
     if cell.text is not None:
         return cell.text
-    return number(cell.mean) + ("" if cell.spread is None else f" ({number(cell.spread)})")
+    return number(cell.mean) + ("" if cell.spread is None else f" ({_spread(cell)})")
+
+
+def _spread(cell: Cell) -> str:
+    """The spread, with a power of ten where the mean has one.
+
+    >>> _spread(Cell(720600.0, 69090.0)), _spread(Cell(0.0045, 0.0057))
+    ('6.909e+04', '0.0057')
+    """
+    large = cell.mean is not None and abs(cell.mean) >= LARGE and cell.spread
+    return f"{cell.spread:.3e}" if large else number(cell.spread)
 
 
 def as_markdown(table: Table) -> str:
@@ -130,4 +141,4 @@ def _break_spread(cell: Cell) -> str:
     """The spread on a line of its own: columns stay narrow."""
     if cell.text is not None or cell.spread is None:
         return html.escape(cell_text(cell))
-    return f"{number(cell.mean)}<br><small>({number(cell.spread)})</small>"
+    return f"{number(cell.mean)}<br><small>({_spread(cell)})</small>"

@@ -35,16 +35,20 @@ figure { margin: 1rem 0; } img { max-width: 100%; height: auto; }
 
 
 def build_page(
-    sections: dict[str, tuple[list[Table], list[tuple[str, bytes]]]], last: list[Table], records: list[dict[str, Any]]
+    summary: Table,
+    sections: dict[str, tuple[list[Table], list[tuple[str, bytes]]]],
+    last: list[Table],
+    records: list[dict[str, Any]],
 ) -> str:
     """The page.
 
     Args:
+        summary: the table for the beginning.
         sections: for each task its tables and its figures (caption, PNG).
         last: tables for the end.
         records: for the list of machines and versions.
     """
-    parts = []
+    parts = [as_html(summary)]
     for task, (tables, pictures) in sections.items():
         parts.append(f'<h2 id="{task}">{html.escape(NAMES[task])}</h2>')
         parts += [as_html(table) for table in tables]

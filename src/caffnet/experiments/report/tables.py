@@ -131,7 +131,7 @@ DROPOUT = "The paper's feed-forward rows were measured with dropout still on."
 
 
 def results_table(groups: list[Group], task: str, protocol: str) -> Table:
-    """One row per method and setting, each followed by the paper's row where there is one."""
+    """One row per method, each followed by the paper's row where there is one."""
     columns = COLUMNS[task]
     rows: list[tuple[Cell, ...]] = []
     quiet: set[int] = set()
@@ -144,16 +144,28 @@ def results_table(groups: list[Group], task: str, protocol: str) -> Table:
             told.add(group.method)
             quiet.add(len(rows))
             rows.append(_published(task, group.method, columns))
-    labels = ("Method", "Seeds", "Epochs", *(label for _, label in columns), "Exactly 0")
-    if task == "cbf":
-        labels = (*labels, "Arrived", "Collided")
     by_task = {"paper": PAPER_NOTES, "ours": OUR_NOTES}.get(protocol, {})
     notes = [PROTOCOL_NOTES[protocol], by_task.get(task, ""), MEASURES]
     notes += [DRIVES] if task == "cbf" else []
     notes += [DROPOUT] if any(group.values("dropout_on.objective") for group in groups) else []
     note = " ".join(filter(None, notes))
     title = f"{NAMES[task]} ({task}, protocol “{protocol}”)"
-    return Table(f"{task}-{protocol}", title, note, labels, tuple(rows), frozenset(quiet), commands(groups))
+    return Table(f"{task}-{protocol}", title, note, _labels(task), tuple(rows), frozenset(quiet), commands(groups))
+
+
+def variants_table(groups: list[Group], task: str, protocol: str) -> Table | None:
+    """Runs of the same methods with other settings, which no row of the paper is like."""
+    if not groups:
+        return None
+    rows = tuple(_measured(group, COLUMNS[task]) for group in groups)
+    title = f"Other settings ({task}, protocol “{protocol}”)"
+    note = "The same columns for runs that depart from the protocol further than those above; in brackets, how."
+    return Table(f"{task}-{protocol}-variants", title, note, _labels(task), rows, commands=commands(groups))
+
+
+def _labels(task: str) -> tuple[str, ...]:
+    labels = ("Method", "Seeds", "Epochs", *(label for _, label in COLUMNS[task]), "Exactly 0")
+    return (*labels, "Arrived", "Collided") if task == "cbf" else labels
 
 
 def _measured(group: Group, columns: list[tuple[str, str]], variant: str = "") -> tuple[Cell, ...]:

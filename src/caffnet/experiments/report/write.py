@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from caffnet.experiments.config import PROTOCOLS, TASKS
 from caffnet.experiments.records import RecordError, read_records, read_timings
@@ -14,7 +15,8 @@ from caffnet.experiments.report.figures import figures, save
 from caffnet.experiments.report.formats import as_csv, as_latex, as_markdown
 from caffnet.experiments.report.groups import Group, group_records, main_groups, sources
 from caffnet.experiments.report.page import build_page
-from caffnet.experiments.report.tables import NAMES, Table, gap_table, results_table, speed_table
+from caffnet.experiments.report.summary import summary_table
+from caffnet.experiments.report.tables import NAMES, Table, gap_table, results_table, speed_table, variants_table
 
 
 def write_report(folders: Sequence[Path], out: Path, markdown_to: Path | None = None) -> list[Path]:
@@ -57,12 +59,12 @@ def write_report(folders: Sequence[Path], out: Path, markdown_to: Path | None = 
         latex.append(as_latex(table))
         write(f"tables/{table.name}.csv", as_csv(table))
 
+    summary = summary_table(groups)
+    add(summary)
     for task in TASKS:
-        tables = _tables(groups, task)
+        tables = _tables(groups, timings, task)
         if not tables:
             continue
-        judged = (claims_table(groups, timings, task), aims_table(groups, timings, task))
-        tables += [table for table in judged if table is not None]
         markdown += [f"## {NAMES[task]}", ""]
         pictures: list[tuple[str, bytes]] = []
         for table in tables:
@@ -85,7 +87,7 @@ def write_report(folders: Sequence[Path], out: Path, markdown_to: Path | None = 
     if markdown_to is not None:
         written += _publish("\n".join(markdown), [path for path in written if path.suffix == ".png"], markdown_to)
     write("report.tex", "\n".join(latex))
-    write("report.html", build_page(sections, last, records))
+    write("report.html", build_page(summary, sections, last, records))
     return written
 
 
@@ -99,16 +101,20 @@ def _publish(markdown: str, shown: list[Path], target: Path) -> list[Path]:
     return [target, *(folder / path.name for path in shown)]
 
 
-def _tables(groups: list[Group], task: str) -> list[Table]:
-    tables = []
+def _tables(groups: list[Group], timings: Sequence[dict[str, Any]], task: str) -> list[Table]:
+    """Results, then what they say, then other settings."""
+    tables: list[Table | None] = []
+    variants: list[Table | None] = []
     for protocol in PROTOCOLS:
-        mine = [group for group in groups if (group.task, group.protocol) == (task, protocol)]
-        if mine:
-            tables.append(results_table(mine, task, protocol))
-        gaps = gap_table(groups, protocol) if task == "opt" and mine else None
-        if gaps is not None:
-            tables.append(gaps)
-    return tables
+        mine = main_groups(groups, task, protocol)
+        if not mine:
+            continue
+        tables.append(results_table(mine, task, protocol))
+        tables.append(gap_table(groups, protocol) if task == "opt" else None)
+        others = [g for g in groups if (g.task, g.protocol) == (task, protocol) and g not in mine]
+        variants.append(variants_table(others, task, protocol))
+    tables += [claims_table(groups, timings, task), aims_table(groups, timings, task), *variants]
+    return [table for table in tables if table is not None]
 
 
 def _drawn(groups: list[Group], task: str, protocol: str) -> list[Group]:
