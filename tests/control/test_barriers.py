@@ -61,11 +61,29 @@ def test_number_type_follows_the_state(name):
 
 
 def test_union_lies_below_the_maximum_by_at_most_the_buffer():
-    parts = InsideBox([-1.0] * 3, [1.0] * 3)
+    walls = InsideBox([-1.0] * 3, [1.0] * 3)
     x = states(500)
-    gap = parts(x).amax(-1, keepdim=True) - Union(parts, sharpness=10.0)(x)
+    gap = walls(x).amax(-1, keepdim=True) - Union(*one_by_one(walls), sharpness=10.0)(x)
     assert gap.min() >= -1e-12
     assert gap.max() <= math.log(6) / 10 + 1e-12
+
+
+def one_by_one(polytope: InsidePolytope) -> list[InsidePolytope]:
+    """Each row as a barrier of its own."""
+    return [InsidePolytope(polytope.A[i : i + 1], polytope.b[i : i + 1]) for i in range(len(polytope.b))]
+
+
+def test_a_union_of_rooms_is_one_room_or_the_other():
+    """Between the rooms the state is beyond some wall of each: inside all walls of one of them is what counts."""
+    rooms = InsideBox([-1.0], [1.0]), InsideBox([2.0], [3.0])
+    x = torch.linspace(-2, 4, 61, dtype=torch.float64).unsqueeze(-1)
+    inside = torch.stack([room(x).amin(-1) for room in rooms]).amax(0)
+    value, gradient = Union(*rooms, sharpness=50.0).evaluate(x)
+    assert (value.squeeze(-1) <= inside + 1e-12).all()
+    assert (value.squeeze(-1) >= inside - 0.05).all()
+    assert (value[x == 1.5] < -0.4).all() and (value[x == 0.0] > 0.9).all()
+    slope = torch.autograd.functional.jacobian(lambda x: Union(*rooms, sharpness=50.0)(x).sum(), x)
+    torch.testing.assert_close(gradient.squeeze(-1), slope)
 
 
 def test_intersection_lies_below_the_minimum():
@@ -79,7 +97,7 @@ def test_polytopes_are_the_union_of_their_sides():
     together = OutsidePolytopes([TRIANGLE, SQUARE], sharpness=7.0).evaluate(x)
     for j, (A, b) in enumerate([TRIANGLE, SQUARE]):
         outside = InsidePolytope(torch.nn.functional.pad(-A, (0, 1)), -b)
-        value, gradient = Union(outside, sharpness=7.0).evaluate(x)
+        value, gradient = Union(*one_by_one(outside), sharpness=7.0).evaluate(x)
         torch.testing.assert_close(together[0][:, j : j + 1], value)
         torch.testing.assert_close(together[1][:, j : j + 1], gradient)
 
@@ -141,6 +159,7 @@ def test_hull_has_unit_outward_rows():
         (lambda: InsidePolytope([[1.0]], [math.inf]), r"b must be finite numbers, got \[inf\]"),
         (lambda: hull_rows([[0, 0], [1, 1], [math.nan, 2]]), "points must be finite numbers"),
         (lambda: Union(InsideBox([0.0], [1.0]), sharpness=math.inf), "sharpness must be positive and finite, got inf"),
+        (lambda: OutsidePolytopes([[[0.0, 0.0], [1.0, 0.0], [1.0, 1.0]]]), r"pass hull_rows\(corners\)"),
         (lambda: InsideBox([0.0], [1.0, 2.0]), r"lower and upper must both have shape \(n_x,\), got \(1,\) and \(2,\)"),
         (lambda: InsidePolytope([[1.0]], [1.0, 2.0]), r"A must have shape \(k, n_x\) and b \(k,\)"),
         (lambda: OutsideCircles([[0.0]], [1.0]), r"centres must have shape \(k, 2\), got \(1, 1\)"),

@@ -117,6 +117,26 @@ def test_a_safe_action_passes_unchanged():
     assert not info["filtered"] and info["status"] == Status.INSIDE
 
 
+def test_an_agent_may_work_on_its_observation():
+    """The filter looks at the state as it was, not at what the agent made of it."""
+    env = safe_speed(0.9, 2.0)
+    seen, *_ = env.step(np.array([0.0]))
+    seen *= 0.1
+    *_, info = env.step(np.array([5.0]))
+    np.testing.assert_allclose(info["action"], [0.1], rtol=1e-12)
+
+
+def test_a_fixed_set_and_a_tensor_with_a_graph_are_taken_and_unknown_options_are_not():
+    from caffnet.control.gym import SafeActions
+
+    env = SafeActions(gymnasium.make("Pendulum-v1"), AffineSet.box(-1.0, 1.0, dim=1))
+    env.reset(seed=0)
+    *_, info = env.step(torch.tensor([9.0], requires_grad=True))
+    assert info["action"].tolist() == [1.0]
+    with pytest.raises(TypeError, match="SafeActions has no option 'on_infeasable'; the options are"):
+        SafeActions(gymnasium.make("Pendulum-v1"), AffineSet.box(-1.0, 1.0, dim=1), on_infeasable="nearest")
+
+
 def test_what_the_limits_make_impossible_is_not_hidden():
     with pytest.raises(InfeasibleError, match=r"x0 <= 1 .*action 0 \(lower bound"):
         safe_speed(3.0, 0.5).step(np.array([0.3]))

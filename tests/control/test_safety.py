@@ -266,7 +266,17 @@ def column(x):
         (lambda: power(1.0, 0.5), "exponent must be at least 1, got 0.5"),
         (lambda: BarrierConstraint(Unicycle(), CIRCLES, 1.0), r"class_k must be a function, such as linear\(1.0\)"),
         (lambda: BarrierConstraint(Unicycle(), lambda x: x), "wrap a function in FunctionBarrier"),
-        (lambda: BarrierConstraint(Unicycle(), CIRCLES, margin=-1.0), "margin must be at least 0, got -1.0"),
+        (lambda: BarrierConstraint(Unicycle(), CIRCLES, margin=-1.0), "margin must be at least 0 and finite, got -1.0"),
+        (lambda: BarrierConstraint(Unicycle(), CIRCLES, margin=math.inf), "margin must be at least 0 and finite"),
+        (
+            lambda: BarrierConstraint(CIRCLES, Unicycle()),
+            r"got OutsideCircles: the order is BarrierConstraint\(system, ",
+        ),
+        (lambda: HighOrder(Unicycle(), CIRCLES), r"got OutsideCircles: the order is HighOrder\(barrier, system\)"),
+        (lambda: BarrierConstraint(Unicycle(), CIRCLES)([0.0, 0.0, 0.0]), "x must be a tensor, got list: write torch"),
+        (lambda: BarrierConstraint(Unicycle(), CIRCLES)(torch.tensor(0.0)), r"x must have shape \(..., 3\), got \(\)"),
+        (lambda: rollout(Unicycle(), UnicyclePID(), [0.0] * 3, 4, 0.1), "start must be a tensor, got list"),
+        (lambda: PID(1.0, 0.0, 0.0, 0.1), r"Gains are lists, .* as in PID\(\[1.0\], ...\), got 1.0"),
         (lambda: limit_gradient(torch.zeros(3), -1.0), "limit must be positive, got -1.0"),
         (lambda: rollout(Unicycle(), UnicyclePID(), torch.zeros(3), 0, 0.1), "steps >= 1"),
         (
@@ -284,6 +294,18 @@ def column(x):
 def test_bad_input_is_refused(act, message):
     with pytest.raises(ConstraintError, match=message):
         act()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_gradients_of_any_size_are_limited(dtype):
+    """Also where the square of a length overflows; what is no number is left out, alone."""
+    large = torch.finfo(dtype).max / 4
+    incoming = torch.tensor([[0.3, 0.4], [30.0, 40.0], [large, large], [math.inf, 1.0], [0.0, 0.0]], dtype=dtype)
+    x = torch.zeros(5, 2, dtype=dtype, requires_grad=True)
+    limit_gradient(x, 5.0).backward(incoming)
+    root = 5.0 / math.sqrt(2)
+    expected = torch.tensor([[0.3, 0.4], [3.0, 4.0], [root, root], [0.0, 0.0], [0.0, 0.0]], dtype=dtype)
+    torch.testing.assert_close(x.grad, expected)
 
 
 def test_pid_takes_the_short_way_round_and_notices_another_batch():

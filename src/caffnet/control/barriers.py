@@ -200,9 +200,13 @@ class OutsidePolytopes(Barrier):
         position: Sequence[int] = (0, 1),
     ):
         self.position, self.sharpness = _position(position), _positive(sharpness)
-        pairs = [(_constant("A", A), _constant("b", b)) for A, b in polytopes]
-        if not pairs:
+        if not polytopes:
             raise ConstraintError("OutsidePolytopes needs at least one polytope, got none.")
+        if any(len(polytope) != 2 for polytope in polytopes):
+            raise ConstraintError(
+                "A polytope is a pair (A, b) of rows and bounds: for one given by its corners, pass hull_rows(corners)."
+            )
+        pairs = [(_constant("A", A), _constant("b", b)) for A, b in polytopes]
         for A, b in pairs:
             if A.ndim != 2 or A.shape[1] != len(self.position) or b.shape != A.shape[:1]:
                 raise ConstraintError(
@@ -222,8 +226,9 @@ class OutsidePolytopes(Barrier):
     def evaluate(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The smooth unions, and ``Σ_i softmax(κ h_i) a_i`` in the columns of the position."""
         scaled = self.sharpness * self._sides(x)
-        value = torch.logsumexp(scaled, -1) / self.sharpness - _like(self.buffer, x)
-        weight = torch.softmax(scaled, -1).unsqueeze(-2)  # (..., k, 1, sides)
+        total = torch.logsumexp(scaled, -1, keepdim=True)
+        weight = torch.exp(scaled - total).unsqueeze(-2)  # the softmax, (..., k, 1, sides)
+        value = total.squeeze(-1) / self.sharpness - _like(self.buffer, x)
         return value, _spread((weight @ _like(self.A, x)).squeeze(-2), self.position, x.shape[-1])
 
     def _sides(self, x: Tensor) -> Tensor:
@@ -253,21 +258,18 @@ class Stack(Barrier):
         return torch.cat(values, -1), torch.cat(gradients, -2)
 
 
-class Union(Barrier):
-    """Safe where *any* of the functions is >= 0, as one smooth function that never exceeds their maximum.
+class Intersection(Barrier):
+    """Safe where *all* of the functions are >= 0, as one smooth function that never exceeds their minimum.
 
     Args:
         *parts: barriers; all their functions take part.
-        sharpness: the κ; the larger, the nearer to the maximum and the less smooth.
+        sharpness: the κ; the larger, the nearer to the minimum and the less smooth.
 
-    >>> left_or_right = Union(InsidePolytope([[1.0]], [-1.0]), InsidePolytope([[-1.0]], [-1.0]))
-    >>> left_or_right(torch.tensor([[-2.0], [0.0], [2.0]]))
-    tensor([[ 0.9307],
-            [-1.0000],
-            [ 0.9307]])
+    >>> Intersection(InsideBox([-1.0], [1.0]), sharpness=50)(torch.tensor([0.0]))
+    tensor([0.9861])
     """
 
-    sign, names = 1.0, ("union",)
+    sign, names = -1.0, ("intersection",)
 
     def __init__(self, *parts: Barrier, sharpness: float = 10.0):
         self.parts, self.sharpness = Stack(*parts), _positive(sharpness)
@@ -283,20 +285,33 @@ class Union(Barrier):
         return self._blend(value), weight @ gradient
 
     def _blend(self, value: Tensor) -> Tensor:
-        return (torch.logsumexp(self.sharpness * value, -1, keepdim=True) - math.log(value.shape[-1])) / self.sharpness
+        return -torch.logsumexp(-self.sharpness * value, -1, keepdim=True) / self.sharpness
 
 
-class Intersection(Union):
-    """Safe where *all* of the functions are >= 0, as one smooth function that never exceeds their minimum.
+class Union(Intersection):
+    """Safe where *any* of the parts is, as one smooth function that never exceeds their maximum.
 
-    >>> Intersection(InsideBox([-1.0], [1.0]), sharpness=50)(torch.tensor([0.0]))
-    tensor([0.9861])
+    A part with several functions is safe where all of them are >= 0, here as everywhere: its smooth intersection takes
+    part. So the union of two rooms, each a box with four walls, is one room or the other.
+
+    Args:
+        *parts: barriers.
+        sharpness: the κ; the larger, the nearer to the maximum and the less smooth.
+
+    >>> left_or_right = Union(InsidePolytope([[1.0]], [-1.0]), InsidePolytope([[-1.0]], [-1.0]))
+    >>> left_or_right(torch.tensor([[-2.0], [0.0], [2.0]]))
+    tensor([[ 0.9307],
+            [-1.0000],
+            [ 0.9307]])
     """
 
-    sign, names = -1.0, ("intersection",)
+    sign, names = 1.0, ("union",)
+
+    def __init__(self, *parts: Barrier, sharpness: float = 10.0):
+        super().__init__(*(Intersection(part, sharpness=sharpness) for part in parts), sharpness=sharpness)
 
     def _blend(self, value: Tensor) -> Tensor:
-        return -torch.logsumexp(-self.sharpness * value, -1, keepdim=True) / self.sharpness
+        return (torch.logsumexp(self.sharpness * value, -1, keepdim=True) - math.log(value.shape[-1])) / self.sharpness
 
 
 def hull_corners(points: ArrayLike) -> Tensor:

@@ -15,8 +15,9 @@ from caffnet.control.safety import explain
 from caffnet.control.simulation import rk4
 from caffnet.control.systems import ControlAffine
 from caffnet.errors import ConstraintError, InfeasibleError
+from caffnet.layer import OPTIONS
 from caffnet.problem import Status
-from caffnet.projection import Projection, project
+from caffnet.projection import Projection, check_options, project
 
 try:
     import gymnasium
@@ -94,7 +95,7 @@ class SafeActions(gymnasium.Wrapper[np.ndarray, np.ndarray, np.ndarray, np.ndarr
 
     Args:
         env: any environment with box observations and actions ``(n,)``.
-        constraint: ``state -> AffineSet`` over the actions, such as a `BarrierConstraint`.
+        constraint: ``state -> AffineSet`` over the actions, such as a `BarrierConstraint`, or one set for all states.
         state: turns an observation into the state; the observation itself if None.
         **options: as in `caffnet.project`.
 
@@ -107,7 +108,7 @@ class SafeActions(gymnasium.Wrapper[np.ndarray, np.ndarray, np.ndarray, np.ndarr
     def __init__(
         self,
         env: gymnasium.Env[np.ndarray, np.ndarray],
-        constraint: Callable[[Tensor], AffineSet],
+        constraint: AffineSet | Callable[[Tensor], AffineSet],
         state: Callable[[np.ndarray], np.ndarray] | None = None,
         **options: Any,
     ):
@@ -121,13 +122,19 @@ class SafeActions(gymnasium.Wrapper[np.ndarray, np.ndarray, np.ndarray, np.ndarr
             )
         names = [f"action {i}" for i in range(len(space.low))]
         self.limits = AffineSet.box(space.low.astype(np.float64), space.high.astype(np.float64), names=names)
+        if unknown := set(options) - OPTIONS:
+            raise TypeError(
+                f"SafeActions has no option {unknown.pop()!r}; the options are {', '.join(sorted(OPTIONS))}."
+            )
+        check_options(**options)
         self.constraint, self.state, self.options = constraint, state, options
-        self._seen: np.ndarray | None = None
+        self._seen: np.ndarray | None = None  # a copy: the agent may work on the one it is given
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None):
         """A new episode."""
-        self._seen, info = self.env.reset(seed=seed, options=options)
-        return self._seen, info
+        observed, info = self.env.reset(seed=seed, options=options)
+        self._seen = np.array(observed)
+        return observed, info
 
     def step(self, action: np.ndarray):
         """Filter the action, then step."""
@@ -142,13 +149,15 @@ class SafeActions(gymnasium.Wrapper[np.ndarray, np.ndarray, np.ndarray, np.ndarr
         status = Status(int(answer.status))
         if not np.isfinite(taken).all():
             raise ConstraintError(f"There is no action to take: {status.name} at the state {observed}.")
-        self._seen, reward, terminated, truncated, info = self.env.step(taken)
+        seen, reward, terminated, truncated, info = self.env.step(taken)
+        self._seen = np.array(seen)
         told = {**info, "action": taken, "filtered": not np.array_equal(taken, wanted.astype(kind)), "status": status}
-        return self._seen, reward, terminated, truncated, told
+        return seen, reward, terminated, truncated, told
 
     @torch.no_grad()
     def _filter(self, wanted: Tensor, observed: Tensor) -> Projection:
-        safe = self.constraint(observed).to(torch.float64)
+        safe = self.constraint if isinstance(self.constraint, AffineSet) else self.constraint(observed)
+        safe = safe.to(torch.float64)
         if safe.batch_shape:
             raise ConstraintError(
                 f"The constraint must give one set for one state, got a batch of shape {tuple(safe.batch_shape)}."
@@ -161,7 +170,7 @@ class SafeActions(gymnasium.Wrapper[np.ndarray, np.ndarray, np.ndarray, np.ndarr
 
 def _numbers(name: str, given: np.ndarray, size: int) -> np.ndarray:
     """A copy as finite numbers ``(size,)``. Any other shape is refused: it would broadcast."""
-    numbers = np.array(given, dtype=np.float64)
+    numbers = np.array(given.detach().cpu().numpy() if isinstance(given, Tensor) else given, dtype=np.float64)
     if numbers.shape != (size,):
         raise ConstraintError(f"The {name} must have shape ({size},), got {numbers.shape}.")
     if not np.isfinite(numbers).all():

@@ -29,6 +29,8 @@ class PID:
     """
 
     def __init__(self, kp: Sequence[float], ki: Sequence[float], kd: Sequence[float], dt: float):
+        if not all(isinstance(gains, Sequence) for gains in (kp, ki, kd)):
+            raise ConstraintError(f"Gains are lists, one entry per component, as in PID([{kp}], ...), got {kp!r}.")
         if not len(kp) == len(ki) == len(kd):
             raise ConstraintError(f"Each component needs three gains, got {len(kp)}, {len(ki)} and {len(kd)} of them.")
         if not dt > 0:

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from caffnet import tolerance
 from caffnet.constraints import AffineSet, has_numbers
 from caffnet.control.barriers import Barrier
-from caffnet.control.systems import ControlAffine
+from caffnet.control.systems import ControlAffine, check_states
 from caffnet.errors import ConstraintError, InfeasibleError
 from caffnet.layer import CAffine
 from caffnet.projection import Projection
@@ -97,18 +97,18 @@ class BarrierConstraint:
         inputs: AffineSet | None = None,
         margin: float = 0.0,
     ):
+        _check_system(system, "BarrierConstraint(system, barrier)")
         if inputs is not None and (inputs.n != system.n_u or inputs.A.ndim != 2):
             raise ConstraintError(f"inputs must be one set in R^{system.n_u} without batch axes, got {inputs}.")
-        if not margin >= 0:
-            raise ConstraintError(f"margin must be at least 0, got {margin!r}.")
+        if not 0 <= margin < math.inf:
+            raise ConstraintError(f"margin must be at least 0 and finite, got {margin!r}.")
         self.system, self.barrier, self.inputs, self.margin = system, _as_barrier(barrier), inputs, margin
         self.class_k = _as_class_k(class_k)
         self._cast: dict[tuple[torch.dtype, torch.device], AffineSet] = {}
 
     def __call__(self, x: Tensor) -> AffineSet:
         """The set at the states x ``(..., n_x)``."""
-        if x.shape[-1] != self.system.n_x:
-            raise ConstraintError(f"x must have shape (..., {self.system.n_x}), got {tuple(x.shape)}.")
+        check_states("x", x, self.system.n_x)
         value, gradient = self.barrier.evaluate(x)
         bound = self.class_k(value - self.margin if self.margin else value)
         drifting = self.system.along_drift(gradient, x)
@@ -150,6 +150,7 @@ class HighOrder(Barrier):
     """
 
     def __init__(self, barrier: Barrier, system: ControlAffine, class_k: ClassK | None = None):
+        _check_system(system, "HighOrder(barrier, system)")
         if system.drift is None:
             raise ConstraintError(f"{type(system).__name__} has no drift, so no order can be raised along it.")
         self.barrier, self.system = _as_barrier(barrier), system
@@ -242,6 +243,11 @@ def explain(error: InfeasibleError) -> InfeasibleError:
         error.samples,
         error.conflicts,
     )
+
+
+def _check_system(given: ControlAffine, order: str) -> None:
+    if not isinstance(given, ControlAffine):
+        raise ConstraintError(f"system must be a ControlAffine, got {type(given).__name__}: the order is {order}.")
 
 
 def _as_barrier(given: Barrier) -> Barrier:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from caffnet.control.systems import ControlAffine
+from caffnet.control.systems import ControlAffine, check_states
 from caffnet.errors import ConstraintError
 
 
@@ -38,16 +38,25 @@ def limit_gradient(x: Tensor, limit: float) -> Tensor:
     >>> x = torch.tensor([[1.0, 0.0], [300.0, 400.0]], requires_grad=True)
     >>> limit_gradient(x, 5.0).square().sum().backward()
     >>> x.grad
-    tensor([[2.0000, 0.0000],
-            [3.0000, 4.0000]])
+    tensor([[2., 0.],
+            [3., 4.]])
     """
     if not limit > 0:
         raise ConstraintError(f"limit must be positive, got {limit!r}.")
     if not x.requires_grad:
         return x
     x = x.view_as(x)
-    x.register_hook(lambda g: g * (limit / g.norm(dim=-1, keepdim=True)).clamp(max=1.0))
+    x.register_hook(lambda g: _shortened(g, limit))
     return x
+
+
+def _shortened(g: Tensor, limit: float) -> Tensor:
+    """Gradients ``(..., n_x)`` of length at most `limit`; one that is no number teaches nothing and becomes zero."""
+    largest = g.abs().amax(-1, keepdim=True)
+    known = largest.isfinite()
+    unit = torch.where(known & (largest > 0), g / largest, 0.0)  # of a length whose square does not overflow
+    length = unit.norm(dim=-1, keepdim=True)
+    return torch.where(known, torch.where(length * largest > limit, unit * (limit / length), g), 0.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,6 +100,7 @@ def rollout(
     """
     if steps < 1 or not dt > 0:
         raise ConstraintError(f"A rollout needs steps >= 1 and dt > 0, got steps={steps} and dt={dt}.")
+    check_states("start", start, system.n_x)
     if hasattr(policy, "reset"):
         policy.reset()  # type: ignore[attr-defined]
     states, inputs = [start], []

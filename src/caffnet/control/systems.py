@@ -71,8 +71,15 @@ class ControlAffine:
         if not x.is_floating_point():
             raise ConstraintError(f"x must be of a floating type, got {x.dtype}: write x.double().")
         for name, value, size in (("x", x, self.n_x), ("u", u, self.n_u)):
-            if value.ndim == 0 or value.shape[-1] != size:
-                raise ConstraintError(f"{name} must have shape (..., {size}), got {tuple(value.shape)}.")
+            check_states(name, value, size)
+
+
+def check_states(name: str, value: Tensor, size: int) -> None:
+    """Refuse what is no tensor ``(..., size)``."""
+    if not isinstance(value, Tensor):
+        raise ConstraintError(f"{name} must be a tensor, got {type(value).__name__}: write torch.as_tensor({name}).")
+    if value.ndim == 0 or value.shape[-1] != size:
+        raise ConstraintError(f"{name} must have shape (..., {size}), got {tuple(value.shape)}.")
 
 
 class Unicycle(ControlAffine):
