@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 from caffnet import AffineSet, CAffNet, ConstraintError, FeedForward, Transformer
 from caffnet.training import WarmUp, zero_gradient_share
 
 
-def parameters(module: torch.nn.Module) -> int:
+def parameters(module: nn.Module) -> int:
     return sum(p.numel() for p in module.parameters())
 
 
@@ -28,6 +29,69 @@ def test_the_starts_are_the_paper_s():
     assert float(net[0].weight.detach().std()) == pytest.approx((2 / 800) ** 0.5, rel=0.02)  # Xavier-normal
     tf = Transformer(3, 5)
     assert all((p == 0).all() for name, p in tf.named_parameters() if name.endswith("bias"))
+
+
+class Counted(nn.Module):
+    """A network that remembers how many samples it saw."""
+
+    def __init__(self, network: nn.Module):
+        super().__init__()
+        self.network, self.seen = network, []
+
+    def forward(self, x):
+        self.seen.append(x.shape[:-1].numel())
+        return self.network(x)
+
+
+@pytest.mark.parametrize("shape", [(40,), (5, 8)])
+@pytest.mark.parametrize("search", ["full", "active", "paper"])
+def test_a_lazy_null_space_head_is_asked_where_it_matters(search, shape):
+    """The same answers and gradients, with less work: w has no say where f is feasible."""
+    torch.manual_seed(1)
+    wedge = AffineSet.inequality([[1.0, 1.0], [-1.0, 2.0], [-1.0, 0.0]], [0.3, 0.4, 0.5])
+    backbone, null = FeedForward(3, 2).double(), Counted(FeedForward(3, 2).double())
+    x = torch.randn(*shape, 3, dtype=torch.float64)
+    found = {}
+    for lazy in (False, True):
+        net = CAffNet(backbone, lambda x: wedge, null, null_start="random", search=search, lazy_null=lazy)
+        y = net(x)
+        net.zero_grad()
+        y.square().sum().backward()
+        found[lazy] = [y.detach(), *(p.grad for p in net.parameters())]
+    for whole, part in zip(*found.values(), strict=True):
+        torch.testing.assert_close(whole, part)
+    outside = int((~wedge.contains(backbone(x))).sum())
+    assert 0 < outside < 40 and null.seen == [40, outside]
+    assert torch.equal(net.project(x).value, found[True][0])
+
+
+def test_a_lazy_null_space_head_that_nobody_asks_still_has_a_gradient():
+    """Zero, as an optimiser with momentum expects; without gradients it is not evaluated at all."""
+    null = Counted(FeedForward(3, 2))
+    net = CAffNet(FeedForward(3, 2), AffineSet.box(-1e6, 1e6, dim=2), null, null_start="random", lazy_null=True)
+    net(torch.randn(6, 3)).sum().backward()
+    assert null.seen == [1]
+    assert all(p.grad is not None and not p.grad.any() for p in null.parameters())
+    with torch.no_grad():
+        net(torch.randn(6, 3))
+    assert null.seen == [1]
+
+
+def test_a_lazy_null_space_head_works_in_graphs_and_says_what_it_needs():
+    net = CAffNet(
+        FeedForward(3, 2), AffineSet.box(0.0, 0.1, dim=2), FeedForward(3, 2), null_start="random", lazy_null=True
+    )
+    x = torch.randn(6, 3)
+    torch.testing.assert_close(torch.func.vmap(net)(x), net(x))
+    torch.testing.assert_close(torch.compile(net, fullgraph=True, backend="eager")(x), net(x))
+    strict = CAffNet(net.backbone, AffineSet.box(0.0, 0.1, dim=2), net.null, null_start="random", strict=True)
+    lazy = CAffNet(net.backbone, strict.layer.set_at(), net.null, null_start="random", strict=True, lazy_null=True)
+    assert torch.equal(strict(x), lazy(x))
+    with pytest.raises(ConstraintError, match=r"must have shape \(..., 3\)"):
+        CAffNet(FeedForward(3, 2), AffineSet.box(0.0, 0.1, dim=3), FeedForward(3, 2), lazy_null=True)(x)
+    stretched = nn.Sequential(nn.Flatten(0, 1), FeedForward(3, 2))
+    with pytest.raises(ConstraintError, match=r"lazy_null needs x .* batch axes of f, \(6,\), got \(2, 3, 3\)"):
+        CAffNet(stretched, AffineSet.box(0.0, 0.1, dim=2), stretched, lazy_null=True)(x.reshape(2, 3, 3))
 
 
 def test_the_null_space_head_starts_at_zero_and_learns():

@@ -10,12 +10,13 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from caffnet.constraints import AffineSet, has_numbers, joint_shape, row_names
+from caffnet.constraints import EQUAL, AffineSet, has_numbers, in_transform, joint_shape, row_names
 from caffnet.errors import ConstraintError, DtypeError
 from caffnet.preparation import Prepared, prepare
 from caffnet.projection import Projection, check_options, project
 
 Constraint: TypeAlias = AffineSet | Prepared | Callable[[Any], AffineSet | Prepared]
+NullVector: TypeAlias = Tensor | Callable[[Tensor], Tensor] | None
 
 
 OPTIONS = frozenset(inspect.signature(check_options).parameters)
@@ -80,16 +81,22 @@ class CAffine(nn.Module):
                 f"The constraint must be an AffineSet or a function x -> AffineSet, got {type(constraint).__name__}."
             )
 
-    def forward(self, f: Tensor, w: Tensor | None = None, *, x: Any = None) -> Tensor:
-        """The constrained output ``(..., n)``, from raw output f, null-space vector w and the network's input x."""
+    def forward(self, f: Tensor, w: NullVector = None, *, x: Any = None) -> Tensor:
+        """The constrained output ``(..., n)``, from raw output f, null-space vector w and the network's input x.
+
+        `w` may be a function: it is asked for w ``(..., n)`` with a mask ``(...)`` of the samples for which it matters,
+        those whose `f` is not feasible.
+        """
         if self.training and not self.enabled:
             return f
         return self.project(f, w, x=x).value
 
-    def project(self, f: Tensor, w: Tensor | None = None, *, x: Any = None) -> Projection:
+    def project(self, f: Tensor, w: NullVector = None, *, x: Any = None) -> Projection:
         """As `forward`, with the evidence: status, active rows, violation."""
         constraints = self._constraints(x)
         self._check(f, constraints)
+        if w is not None and not isinstance(w, Tensor):
+            w = w(self._in_need_of_w(f, constraints))
         if not self.warm_start or torch.compiler.is_compiling():
             return project(f, constraints, w, **self.options)
         m = (constraints.set if isinstance(constraints, Prepared) else constraints).m
@@ -117,6 +124,19 @@ class CAffine(nn.Module):
                 "for A y <= b, return AffineSet.inequality(A, b)."
             )
         return made
+
+    def _in_need_of_w(self, f: Tensor, constraints: AffineSet | Prepared) -> Tensor:
+        """The samples whose f is not feasible, ``(...)``; all, if that cannot be told or an equality makes it sure."""
+        everywhere = torch.ones(f.shape[:-1], dtype=torch.bool, device=f.device)
+        set = constraints.set if isinstance(constraints, Prepared) else constraints
+        hidden = torch.compiler.is_compiling() or in_transform() or not has_numbers(f)
+        if hidden or self.options.get("strict") or EQUAL in set.sides:
+            return everywhere
+        try:
+            outside = (set.violation(f.detach()) > 0).any(-1)  # rounding aside: to ask for too many does no harm
+        except ConstraintError:  # `project` will say what is wrong
+            return everywhere
+        return outside if outside.shape == everywhere.shape else everywhere
 
     def _check(self, f: Tensor, constraints: AffineSet | Prepared) -> None:
         """What `project` would take in good faith, or blame on the wrong thing."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from caffnet.constraints import has_numbers
 from caffnet.errors import ConstraintError
-from caffnet.layer import CAffine, Constraint
+from caffnet.layer import CAffine, Constraint, NullVector
 from caffnet.projection import Projection
 
 
@@ -23,6 +25,9 @@ class CAffNet(nn.Module):
         null_start: ``"zero"`` sets the last linear map of `null` to zero, so that training starts from the orthogonal
             projection. A large `w` at the start drives outputs into vertices, where the exact gradient vanishes.
             ``"random"`` leaves `null` as it is, which is the paper's start.
+        lazy_null: evaluate `null` only for samples whose f is not feasible, as w has no say elsewhere. The answers and
+            gradients are the same to rounding, if `null` treats every sample by itself (no batch statistics), and x is
+            a tensor with the batch axes of f.
         **options: for the layer, as in `project`.
 
     >>> import torch
@@ -39,6 +44,7 @@ class CAffNet(nn.Module):
         null: nn.Module | None = None,
         *,
         null_start: str = "zero",
+        lazy_null: bool = False,
         **options: Any,
     ):
         super().__init__()
@@ -51,26 +57,55 @@ class CAffNet(nn.Module):
             )
         self.backbone = backbone
         self.null = null
+        self.lazy_null = lazy_null
         self.layer = CAffine(constraint, **options)
         if null is not None and null_start == "zero":
             _silence(null)
 
     def forward(self, x: Any, nominal: Tensor | None = None) -> Tensor:
         """The constrained output. `nominal` is added to the raw output: the network then learns a correction."""
-        f, w = self.raw(x, nominal)
-        return self.layer(f, w, x=x)
+        f = self._output(x, nominal)
+        return self.layer(f, self._null_vector(x, f), x=x)
 
     def project(self, x: Any, nominal: Tensor | None = None) -> Projection:
         """As `forward`, with the evidence: status, active rows, violation."""
-        f, w = self.raw(x, nominal)
-        return self.layer.project(f, w, x=x)
+        f = self._output(x, nominal)
+        return self.layer.project(f, self._null_vector(x, f), x=x)
 
     def raw(self, x: Any, nominal: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """The raw output f and the null-space vector w."""
+        """The raw output f and the null-space vector w, of all samples."""
+        return self._output(x, nominal), None if self.null is None else _full(self.null(x))
+
+    def _output(self, x: Any, nominal: Tensor | None) -> Tensor:
         f = _full(self.backbone(x))
-        if nominal is not None:
-            f = f + nominal
-        return f, None if self.null is None else _full(self.null(x))
+        return f if nominal is None else f + nominal
+
+    def _null_vector(self, x: Any, f: Tensor) -> NullVector:
+        """w, or a function that gives it for those samples that the layer asks for."""
+        if self.null is None or not self.lazy_null:
+            return None if self.null is None else _full(self.null(x))
+        if not isinstance(x, Tensor) or x.shape[: f.ndim - 1] != f.shape[:-1]:
+            came = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+            raise ConstraintError(
+                f"lazy_null needs x to be a tensor with the batch axes of f, {tuple(f.shape[:-1])}, got {came}: "
+                "build the model with lazy_null=False."
+            )
+        return partial(self._null_at, x, f)
+
+    def _null_at(self, x: Tensor, f: Tensor, asked: Tensor) -> Tensor:
+        """W ``(..., n)`` where `asked` ``(...)``, else zero."""
+        assert self.null is not None
+        if torch.compiler.is_compiling() or not has_numbers(asked):
+            return _full(self.null(x))
+        if not asked.any():
+            if not torch.is_grad_enabled():
+                return torch.zeros_like(f)
+            # One sample, so that the weights have a gradient, zero, as they would have if all were asked for.
+            asked = torch.arange(asked.numel(), device=asked.device).reshape(asked.shape) == 0
+        if asked.all():
+            return _full(self.null(x))
+        some = _full(self.null(x[asked]))
+        return some.new_zeros(*asked.shape, some.shape[-1]).index_put((asked,), some)
 
 
 def _full(output: Tensor) -> Tensor:

@@ -1,10 +1,12 @@
 """Settings: protocols, TOML, and what is refused."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 
-from caffnet.experiments.config import METHODS, SEEDS, TASKS, Campaign, ConfigError, load_campaign, resolve
+from caffnet.experiments.config import METHODS, SEEDS, TASKS, Campaign, ConfigError, RunConfig, load_campaign, resolve
+from caffnet.experiments.records import read_records
 
 
 def test_paper_protocol():
@@ -62,10 +64,46 @@ def test_the_papers_draws_are_for_the_feed_forward_networks_of_cbf():
         resolve("opt", "nn", 1, "paper", {"draws": "paper"})
 
 
-def test_the_digest_knows_every_setting():
-    base = resolve("opt", "nn", 1)
-    assert base.digest == resolve("opt", "nn", 1).digest
-    assert base.digest != resolve("opt", "nn", 1, settings={"learning_rate": 2e-4}).digest
+#: For each setting a value that `resolve("cbf", "caffnet-ff", 2, "fair")` does not have.
+OTHER = {
+    "task": "opt",
+    "method": "nn",
+    "seed": 6,
+    "protocol": "ours",
+    "epochs": 7,
+    "learning_rate": 2e-4,
+    "schedule": "cosine",
+    "batch": 50,
+    "penalty_weight": 10.0,
+    "penalty": "linear",
+    "hidden": 16,
+    "feedforward": 16,
+    "batch_norm": True,
+    "dropout": 0.2,
+    "null_start": "zero",
+    "null_rate": 0.1,
+    "gradient": "tangent",
+    "keep": "best",
+    "dtype": "float32",
+    "device": "cuda",
+    "activation": "silu",
+    "clip": 1.0,
+    "adjoint": 1e5,
+    "goal_radius": 0.05,
+    "search": "paper",
+    "draws": "paper",
+}
+
+
+@pytest.mark.parametrize("setting", [field.name for field in dataclasses.fields(RunConfig)])
+def test_the_digest_knows_every_setting(setting):
+    base = resolve("cbf", "caffnet-ff", 2, "fair")
+    assert base.digest == resolve("cbf", "caffnet-ff", 2, "fair").digest
+    other = dataclasses.replace(base, **{setting: OTHER[setting]})  # nothing else changes
+    fields = dataclasses.asdict(other)
+    assert other == resolve(*(fields.pop(key) for key in ("task", "method", "seed", "protocol")), fields)  # it is valid
+    assert other.digest != base.digest
+    assert other.name != base.name
 
 
 def test_post_hoc_takes_the_soft_network():
@@ -112,3 +150,20 @@ def test_missing_file_and_unknown_setting():
 @pytest.mark.parametrize("file", sorted((Path(__file__).parents[2] / "configs").glob("*.toml")), ids=lambda p: p.name)
 def test_shipped_configs_are_valid(file):
     assert load_campaign(file).runs
+
+
+def test_settings_that_came_later_do_not_rename_older_records():
+    """What was finished before a setting existed is found again under its name."""
+    known = {field.name for field in dataclasses.fields(RunConfig)}
+    named = 0
+    for record in read_records(Path(__file__).parents[2] / "results"):
+        if set(record["config"]) <= known:  # a setting that is gone was part of the name
+            assert RunConfig(**record["config"]).name == record["name"]
+            named += 1
+    assert named > 50
+
+
+@pytest.mark.parametrize("method", ["caffnet-ff-lite", "post-hoc", "nn"])
+def test_the_search_of_the_paper_is_for_methods_that_have_it(method):
+    with pytest.raises(ConfigError, match=rf'search "paper" is one of caffnet-ff and caffnet-tf, got method {method}'):
+        resolve("cbf", method, 2, settings={"search": "paper"})

@@ -1,6 +1,7 @@
 """The three problems are the paper's: draws, formulas, and reference numbers that need no training."""
 
 import math
+import time
 from fractions import Fraction
 
 import numpy as np
@@ -268,6 +269,35 @@ def test_cbf_reference_rollouts(driving, method):
     assert found["collided"] == (method != "caffnet")
 
 
+class Slow(nn.Module):
+    """A driver that takes its time, and counts."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x, nominal):
+        self.calls += 1
+        return nominal * torch.tensor([0.4, 1.0], dtype=x.dtype)
+
+
+def test_cbf_learns_from_15_seconds_and_is_tested_on_10(driving):
+    """Only the arrival may come later than that."""
+    model = Slow()
+    driving.loss(model, driving.train[:2])
+    assert model.calls == 150
+    model = Slow()
+    found = driving.evaluate(model)
+    assert model.calls == 100 + 150
+    assert len(found.curves["states"]) == 100 + 1
+    assert not found.metrics["arrived"]
+    assert found.metrics["final_distance"] > 0.1
+    assert 10 < (found.metrics["arrival_time"] or 0) <= 15
+    forward, model.calls = driving.forward_for_timing(model), 0
+    forward()
+    assert model.calls == 100
+
+
 # ---------------------------------------------------------------------------------------------------- measures
 
 
@@ -308,8 +338,20 @@ def test_violation_summary():
     assert (found["exact_zeros"], found["entries"]) == (5, 8)
 
 
-def test_time_is_positive():
-    assert time_forward(lambda: None, torch.device("cpu"), budget=0.0) >= 0
+def test_time_is_that_of_a_call_in_milliseconds():
+    assert time_forward(lambda: time.sleep(2e-3), torch.device("cpu"), budget=0.0) >= 2
+
+
+def test_time_is_the_median_after_warm_up(monkeypatch):
+    """By a clock that only the calls move."""
+    now, durations = [0.0], [64, 32, 8, 1, 2]  # the first two do not count
+
+    def forward() -> None:
+        now[0] += 1e-3 * durations.pop(0)
+
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    assert time_forward(forward, torch.device("cpu"), budget=0.0) == pytest.approx(2)
+    assert not durations
 
 
 # ---------------------------------------------------------------------------------------------------- networks

@@ -18,13 +18,14 @@ import caffnet
 from caffnet.cli import app
 from caffnet.experiments import cbf, provenance
 from caffnet.experiments.campaign import WorkerError, _Book, run_campaign
-from caffnet.experiments.checkpoint import Checkpoint, CheckpointError, write_atomically
+from caffnet.experiments.checkpoint import Checkpoint, CheckpointError
 from caffnet.experiments.config import ConfigError, load_campaign, resolve
+from caffnet.experiments.files import write_atomically
 from caffnet.experiments.models import build_model
 from caffnet.experiments.records import RecordError, read_record, read_records, rounded, thin, write_record
 from caffnet.experiments.report import write_report
 from caffnet.experiments.run import build_problem, checkpoint_path, run_one
-from caffnet.experiments.training import DivergedError, Tick, epochs_of, train
+from caffnet.experiments.training import DivergedError, Tick, epochs_of
 
 SOURCE = Path(caffnet.__file__).parents[1]
 TIMES = ("seconds", "ms_per_epoch", "starts")
@@ -58,12 +59,21 @@ RUNS = {
     "small batches": resolve(
         "pwc", "caffnet-tf", 3, settings={"epochs": 8, "batch": 20, "dtype": "float32", "schedule": "cosine"}
     ),
+    "rollouts": resolve(  # the limits on gradients are reached, and the last weights are not the best
+        "cbf", "caffnet-ff", 2, "ours", {"epochs": 6, "hidden": 16, "batch": 100, "clip": 0.05, "learning_rate": 0.3}
+    ),
+    "rollouts with compromises": resolve(  # some are chosen in every epoch
+        "cbf", "caffnet-ff", 2, "paper", {"epochs": 6, "hidden": 64, "learning_rate": 1e-2}
+    ),
 }
 
 
 @pytest.mark.parametrize("name", RUNS)
 def test_an_interrupted_run_ends_as_an_uninterrupted_one(name, tmp_path, monkeypatch):
     monkeypatch.setattr("caffnet.experiments.training.TICK", 0.0)
+    monkeypatch.setattr("caffnet.experiments.run.time_forward", lambda *_: 1.0)  # takes a second
+    monkeypatch.setattr(cbf, "TRAIN_STEPS", 3)
+    monkeypatch.setattr(cbf, "TEST_STEPS", 2)
     config = RUNS[name]
     whole = run_one(config, tmp_path / "whole")
     for epoch in (3, 5):
@@ -373,6 +383,30 @@ def test_foreign_checkpoint(saved, tmp_path):
         Checkpoint.read(tmp_path / "b.safetensors", "abc")
 
 
+def test_a_checkpoint_of_another_network_is_named(tmp_path):
+    config = resolve("pwc", "nn", 1, settings={"epochs": 2, "hidden": 8})
+    run_one(config, tmp_path)
+    path = checkpoint_path(tmp_path, config)
+    saved = Checkpoint.read(path, config.digest)
+    odd = {name.replace("backbone", "trunk"): tensor for name, tensor in saved.tensors.items()}
+    Checkpoint(config.digest, odd, saved.progress).write(path)
+    (record,) = (tmp_path / "records").iterdir()
+    record.unlink()
+    with pytest.raises(CheckpointError, match=r"does not fit this run's network .* Delete it to start the run again"):
+        run_one(config, tmp_path)
+
+
+def test_a_record_names_the_commit_of_every_start(tmp_path, monkeypatch):
+    config = resolve("pwc", "nn", 1, settings={"epochs": 6, "hidden": 8})
+    monkeypatch.setattr("caffnet.experiments.training.TICK", 0.0)
+    monkeypatch.setattr("caffnet.experiments.training.versions", lambda: {"revision": "aaa"})
+    with pytest.raises(Interrupted):
+        run_one(config, tmp_path, every=0.0, on_tick=interrupt_at(3))
+    monkeypatch.setattr("caffnet.experiments.training.versions", lambda: {"revision": "bbb"})
+    record = run_one(config, tmp_path)
+    assert (record["training"]["starts"], record["training"]["revisions"]) == (2, ["aaa", "bbb"])
+
+
 def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "file"
     write_atomically(path, b"old")
@@ -452,7 +486,8 @@ def test_no_epochs_is_the_untrained_network(tmp_path):
     record = run_one(config, tmp_path)
     assert record["training"]["history"]["epoch"] == []
     assert record["training"]["ms_per_epoch"] is None
-    assert callable(train)
+    untrained = build_model(config, problem := build_problem(config)).eval()
+    assert record["evaluation"]["mse"] == problem.evaluate(untrained).metrics["mse"]
 
 
 @pytest.mark.parametrize("batch", [0, 20])

@@ -120,6 +120,20 @@ def test_the_backbone_must_have_the_sets_outputs():
         METHODS["soft"](nn.Identity(), AffineSet.box(0.0, 1.0, dim=3))(torch.zeros(2, 2))
 
 
+def test_a_soft_network_answers_without_its_constraints():
+    """They are for the loss; building them for every answer would be time that the method does not need."""
+    asked = []
+
+    def limits(x):
+        asked.append(x)
+        return AffineSet.box(0.0, 1.0, dim=2)
+
+    method = METHODS["soft"](nn.Identity(), limits)
+    assert method(torch.ones(3, 2), torch.ones(3, 2)).tolist() == [[2.0, 2.0]] * 3
+    assert not asked
+    assert method.run(torch.ones(3, 2)).set.m == 2 and len(asked) == 1
+
+
 def test_data_are_not_cast_behind_the_users_back():
     method = METHODS["hardnet"](nn.Identity(), AffineSet.box(torch.zeros(2, dtype=torch.float64), 1.0))
     with pytest.raises(ConstraintError, match=r"float32, the constraints are torch\.float64"):

@@ -1,7 +1,7 @@
 """Checkpoints: written in one piece, safe to load, and refused when they are broken or belong to another run.
 
-A checkpoint is one safetensors file: plain numbers and a JSON header, nothing that could be executed. It is written
-to a temporary file, flushed to the disk and renamed, so that at any moment the file is either the old or the new one.
+A checkpoint is one safetensors file: plain numbers and a JSON header, nothing that could be executed. At any moment the
+file is either the old or the new one.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-FORMAT = "caffnet-checkpoint-2"
+from caffnet.experiments.files import write_atomically
+
+FORMAT = "caffnet-checkpoint-3"
 
 
 class CheckpointError(ValueError):
@@ -75,20 +76,6 @@ def _metadata(content: bytes) -> dict[str, str]:
     """The text in a safetensors file: its header is JSON, after eight bytes that tell its length."""
     length = int.from_bytes(content[:8], "little")
     return json.loads(content[8 : 8 + length]).get("__metadata__", {})
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file so that a reader, or a crash at any moment, never sees a part of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _checksum(tensors: dict[str, Tensor], progress: str) -> str:

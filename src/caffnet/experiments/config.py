@@ -29,6 +29,7 @@ ALL_METHODS = ("nn", "hardnet", "caffnet-ff", "caffnet-ff-lite", "caffnet-tf", "
 SEEDS = {"pwc": (1, 3, 5, 6, 7), "opt": (1, 2, 5, 7, 12), "cbf": (2, 6, 7, 10, 11)}
 EPOCHS = {"pwc": 50_000, "opt": 10_000, "cbf": 2_000}
 OUR_EPOCHS = {"pwc": 10_000, "opt": 1_500, "cbf": 300}
+QUICK_FOLDER = "runs/quick"
 QUICK_EPOCHS = {"pwc": 200, "opt": 40, "cbf": 2}
 
 SIZES = {"pwc": (1, 1), "opt": (3, 5), "cbf": (3, 2)}  # inputs and outputs
@@ -169,7 +170,7 @@ class Campaign:
     @property
     def folder(self) -> Path:
         """Where everything goes."""
-        return Path(self.out or ("runs/quick" if self.quick else "results"))
+        return Path(self.out or (QUICK_FOLDER if self.quick else "results"))
 
     @property
     def runs(self) -> list[RunConfig]:
@@ -239,6 +240,8 @@ def resolve(
             raise ConfigError(f"{name} is about the rollouts of cbf, got task {config.task}.")
     if config.draws == "paper" and config.method == "caffnet-tf":
         raise ConfigError('draws "paper" is known for feed-forward networks: set draws = "native".')
+    if config.search == "paper" and config.method not in ("caffnet-ff", "caffnet-tf"):
+        raise ConfigError(f'search "paper" is one of caffnet-ff and caffnet-tf, got method {config.method}.')
     if config.search == "paper" and config.gradient != "exact":
         told = f'search "paper" goes with gradient "exact", got {config.gradient!r}'
         raise ConfigError(f'{told}: set search = "full" too.')

@@ -47,7 +47,10 @@ def build_model(config: RunConfig, problem: Problem, *, strict: bool = False) ->
 
 
 def _null_space(w: nn.Module, config: RunConfig) -> dict[str, Any]:
-    return {"null": None} if config.null_start == "none" else {"null": w, "null_start": config.null_start}
+    if config.null_start == "none":
+        return {"null": None}
+    by_itself = not config.batch_norm and not config.dropout
+    return {"null": w, "null_start": config.null_start, "lazy_null": by_itself}
 
 
 def _feedforward(config: RunConfig, problem: Problem) -> FeedForward:

@@ -27,21 +27,20 @@ def progress_bars(runs: list[RunConfig], console: Console) -> Iterator[tuple[OnT
         TextColumn("{task.description}"),
         BarColumn(bar_width=24),
         MofNCompleteColumn(),
-        TextColumn("loss {task.fields[loss]}"),
-        TextColumn("violation {task.fields[worst]}"),
+        TextColumn("{task.fields[told]}"),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console) as bars:
-        whole = bars.add_task("[bold]all runs", total=len(runs), loss="", worst="")
+        whole = bars.add_task("[bold]all runs", total=len(runs), told="")
         lines: dict[str, Any] = {}
 
         def on_tick(config: RunConfig, tick: Tick) -> None:
             if config.name not in lines:
                 text = f"{config.task} {config.method} seed {config.seed}"
-                lines[config.name] = bars.add_task(text, total=tick.epochs, loss="", worst="")
+                lines[config.name] = bars.add_task(text, total=tick.epochs, told="")
             line = lines[config.name]
-            bars.update(line, completed=tick.epoch, loss=f"{tick.loss:.4g}", worst=f"{tick.worst:.1e}")
+            bars.update(line, completed=tick.epoch, told=f"loss {tick.loss:.4g} violation {tick.worst:.1e}")
 
         def on_done(config: RunConfig, record: dict[str, Any]) -> None:
             if config.name in lines:

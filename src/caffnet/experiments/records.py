@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from caffnet.experiments.config import ALL_METHODS, PROTOCOLS, TASKS
+from caffnet.experiments.files import write_once
 
 FORMAT = "caffnet-record-1"
 
@@ -48,19 +48,11 @@ def write_record(path: Path, record: dict[str, Any]) -> None:
     Raises:
         RecordExists: there is one already.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    text = json.dumps({"format": FORMAT, **record}, indent=1, ensure_ascii=False, allow_nan=False)
     try:
-        with open(temporary, "w", encoding="utf-8") as file:
-            json.dump({"format": FORMAT, **record}, file, indent=1, ensure_ascii=False, allow_nan=False)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.link(temporary, path)  # fails if the record exists, unlike a rename
+        write_once(path, f"{text}\n".encode())
     except FileExistsError:
         raise RecordExists(f"{path} exists: records are never replaced. Delete it to run again.") from None
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def read_record(path: Path) -> dict[str, Any]:
@@ -72,7 +64,9 @@ def read_record(path: Path) -> dict[str, Any]:
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise RecordError(f"{path} cannot be read as a record: {error}.") from None
+        raise RecordError(
+            f"{path} cannot be read as a record ({error}): restore it, or delete it to run again."
+        ) from None
     if not isinstance(record, dict) or record.get("format") != FORMAT:
         raise RecordError(f"{path} is not a record of this program.")
     return record

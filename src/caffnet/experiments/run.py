@@ -145,15 +145,16 @@ def _evaluate(config: RunConfig, problem: Problem, model: nn.Module) -> dict[str
 
 
 def _training_part(config: RunConfig, model: nn.Module, trained: Trained) -> dict[str, Any]:
-    kept = thin(len(trained.history), trained.best_epoch)
+    kept = thin(len(trained.history), trained.evaluated_epoch)
     rows = trained.history[kept]
     loss = rows[:, COST] + config.penalty_weight * rows[:, PENALTY]
     return {
         "parameters": sum(p.numel() for p in model.parameters()),
         "ms_per_epoch": trained.ms_per_epoch,
         "seconds": trained.seconds,
-        "starts": trained.starts,
-        "evaluated_epoch": trained.best_epoch,
+        "starts": len(trained.starts),
+        "revisions": list(dict.fromkeys(filter(None, trained.starts))),
+        "evaluated_epoch": trained.evaluated_epoch,
         "history": {
             "epoch": kept,
             "loss": rounded(loss.tolist()),

@@ -80,10 +80,11 @@ def time_methods(
             found[name][f"{kind}_rounds"] = [round(time, 3) for time in measured[WARM_UP:]]
     finished = datetime.datetime.now(datetime.UTC)
     record = {
-        "name": f"{task}-{protocol}",
+        "name": f"{task}-{protocol}" + ("" if device == "cpu" else f"-{device}"),
         "task": task,
         "protocol": protocol,
         "seed": seed,
+        "device": device,
         "rounds": rounds,
         "methods": found,
         "versions": versions(),

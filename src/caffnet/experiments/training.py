@@ -18,10 +18,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from caffnet.experiments.checkpoint import Checkpoint
+from caffnet.experiments.checkpoint import Checkpoint, CheckpointError
 from caffnet.experiments.config import ConfigError, RunConfig
 from caffnet.experiments.distributed import Group
 from caffnet.experiments.problem import Problem, synchronise
+from caffnet.experiments.provenance import versions
 from caffnet.model import CAffNet
 
 COST, PENALTY, WORST = 0, 1, 2  # columns of the history
@@ -47,15 +48,15 @@ class Trained:
         history: cost, penalty and largest violation of every epoch, ``(epochs, 3)``; shorter if the weights were lost.
         ms_per_epoch: mean time of an epoch after warm-up, synchronised; None if there was none.
         seconds: time spent in training.
-        starts: how often the run was started.
-        best_epoch: the epoch whose weights are evaluated.
+        starts: the commit that each start of the run came from; None where it is not known.
+        evaluated_epoch: the epoch whose weights are evaluated.
     """
 
     history: Tensor
     ms_per_epoch: float | None
     seconds: float
-    starts: int
-    best_epoch: int
+    starts: list[str | None]
+    evaluated_epoch: int
 
 
 class DivergedError(RuntimeError):
@@ -102,7 +103,8 @@ class _Run:
         if group.size > 1:
             self.step = DistributedDataParallel(self.step)
         self.history = torch.zeros(config.epochs, 3, dtype=torch.float64, device=self.device)
-        self.epoch, self.starts = 0, 0
+        self.epoch = 0
+        self.starts: list[str | None] = []
         self.seconds, self.warm_seconds, self.warm_epochs = 0.0, 0.0, 0
         self.best: dict[str, Tensor] = {}
         self.best_epoch, self.best_loss = 0, float("inf")
@@ -146,14 +148,15 @@ class _Run:
 
     def _shorten(self) -> None:
         """A rollout through contacts now and then has a gradient a thousand times longer than usual: limit it."""
-        length = float(nn.utils.get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None]))
+        norm = nn.utils.get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None])
+        length = float(norm)
         usual = self.usual_length or length
         limit = self.config.clip * usual
         if not math.isfinite(length):
             self.optimizer.zero_grad(set_to_none=True)  # nothing to learn from
             return
         if length > limit:
-            nn.utils.clip_grad_norm_(self.model.parameters(), limit)
+            nn.utils.clip_grads_with_norm_(self.model.parameters(), limit, norm)
         self.usual_length = 0.9 * usual + 0.1 * min(length, 10 * limit)
 
     def _rate(self) -> float:
@@ -198,7 +201,7 @@ class _Run:
 
     @property
     def lost(self) -> bool:
-        """Whether the weights are no numbers any more, from which there is no way back."""
+        """Whether the weights contain NaN or infinity, from which training cannot recover."""
         return not all(bool(weight.isfinite().all()) for weight in self.model.parameters())
 
     def _diverged(self) -> DivergedError:
@@ -232,7 +235,21 @@ class _Run:
         }
         return Checkpoint(self.config.digest, tensors, progress)
 
-    def restore(self, saved: Checkpoint) -> None:
+    def restore(self, saved: Checkpoint, path: Path) -> None:
+        """Go on from a checkpoint.
+
+        Raises:
+            CheckpointError: it fits the settings, but not the network.
+        """
+        try:
+            self._restore(saved)
+        except (KeyError, RuntimeError, ValueError) as error:
+            told = " ".join(str(error).split())
+            raise CheckpointError(
+                f"{path} does not fit this run's network ({told}). Delete it to start the run again."
+            ) from None
+
+    def _restore(self, saved: Checkpoint) -> None:
         groups: dict[str, dict[str, Tensor]] = {"model": {}, "best": {}, "adam": {}, "random": {}}
         for name, value in saved.tensors.items():
             kind, _, rest = name.partition(".")
@@ -251,7 +268,7 @@ class _Run:
         self.warm_seconds, self.warm_epochs = progress["warm_seconds"], progress["warm_epochs"]
         self.best_epoch = progress["best_epoch"]
         self.best_loss = float("inf") if progress["best_loss"] is None else progress["best_loss"]
-        self.usual_length = progress.get("usual_length", 0.0)
+        self.usual_length = progress["usual_length"]
         self.history[: self.epoch] = saved.tensors["history"].to(self.device)
 
 
@@ -308,10 +325,10 @@ def train(
     """
     run = _Run(config, problem, model, Group() if group is None else group)
     if path.exists():
-        run.restore(Checkpoint.read(path, config.digest))
+        run.restore(Checkpoint.read(path, config.digest), path)
     run.group.wait()
     first, saved, shown = run.epoch, time.perf_counter(), 0.0
-    run.starts += first < config.epochs
+    run.starts += [versions().get("revision")] if first < config.epochs else []
     while run.epoch < config.epochs:
         began = time.perf_counter()
         run.train_epoch()

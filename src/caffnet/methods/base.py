@@ -141,12 +141,19 @@ class Method(nn.Module, abc.ABC):
 
     def run(self, x: Any, nominal: Tensor | None = None) -> Output:
         """As `forward`, with the raw output and the set."""
-        f = self.backbone(x) if nominal is None else self.backbone(x) + nominal
+        f = self.raw(x, nominal)
         set = self.set_at(x)
-        if f.shape[-1] != set.n:
-            raise ConstraintError(f"The backbone must return (..., {set.n}) to meet {set}, got {tuple(f.shape)}.")
+        self._check_outputs(f, set)
         set = set.like(f, "the raw output")
         return Output(self.enforce(f, set), f, set)
+
+    def _check_outputs(self, f: Tensor, set: AffineSet) -> None:
+        if f.shape[-1] != set.n:
+            raise ConstraintError(f"The backbone must return (..., {set.n}) to meet {set}, got {tuple(f.shape)}.")
+
+    def raw(self, x: Any, nominal: Tensor | None = None) -> Tensor:
+        """The output of the backbone, on top of `nominal` where one is given."""
+        return self.backbone(x) if nominal is None else self.backbone(x) + nominal
 
     @abc.abstractmethod
     def enforce(self, f: Tensor, set: AffineSet) -> Tensor:

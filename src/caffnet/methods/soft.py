@@ -43,6 +43,13 @@ class Soft(Method):
     ):
         super().__init__(backbone, constraint, penalty=penalty)
 
+    def forward(self, x: Any, nominal: Tensor | None = None) -> Tensor:
+        """The raw output. The set is for the loss: one that depends on x is not built here."""
+        f = self.raw(x, nominal)
+        if self.constraint is None:
+            self._check_outputs(f, self.set_at())
+        return f
+
     def enforce(self, f: Tensor, set: AffineSet) -> Tensor:
         """The raw output."""
         return f

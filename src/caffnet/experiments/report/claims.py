@@ -13,12 +13,13 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from caffnet.experiments.config import PROTOCOLS, QUICK_EPOCHS, SEEDS
+from caffnet.experiments.config import PROTOCOLS, SEEDS
 from caffnet.experiments.report.formats import number
-from caffnet.experiments.report.groups import FIRST_EPOCHS, TITLES, Group, main_groups
+from caffnet.experiments.report.groups import FIRST_EPOCHS, TITLES, Group, full_runs
 from caffnet.experiments.report.tables import Cell, Table, optima
 
 SATISFIED = 1e-12  # rounding of values of order one, many times over; soft methods are ten orders of magnitude above
+LATELY = 100  # epochs
 ARRIVED_NEAR = 0.5  # metres from the goal that still count as its vicinity
 
 
@@ -30,22 +31,31 @@ class Missing(Exception):
 class Evidence:
     """Runs of one experiment under one protocol, by method, and the times measured side by side.
 
-    With `dropout` a network that has dropout is judged with dropout on.
+    Attributes:
+        runs: all runs of each method, those nearest to the protocol first.
+        optima: IPOPT's objective of each seed of opt.
+        times: of each method.
+        dropout: a network that has dropout is judged with dropout on.
+        groups: of the methods that a claim is about the runs that decide it, see `about`.
     """
 
-    groups: dict[str, Group]
+    runs: dict[str, list[Group]]
     optima: dict[int, float]
     times: dict[str, dict[str, Any]]
     dropout: bool
+    groups: dict[str, Group] = dataclasses.field(default_factory=dict)
 
     def about(self, methods: Sequence[str]) -> Evidence:
-        """These methods alone, on the seeds that all of them have."""
-        absent = [TITLES[method] for method in methods if method not in self.groups]
+        """These methods alone, with settings and on seeds that all of them have."""
+        absent = [TITLES[method] for method in methods if method not in self.runs]
         if absent:
-            raise Missing(f"no runs of {', '.join(absent)}")
-        chosen = [self.groups[method] for method in methods]
-        if len({group.changes for group in chosen}) > 1:
+            raise Missing(f"no full runs of {', '.join(absent)}")
+        candidates = [{group.changes: group for group in self.runs[method]} for method in methods]
+        settings = dict.fromkeys(changes for found in candidates for changes in found)
+        common = next((changes for changes in settings if all(changes in found for found in candidates)), None)
+        if methods and common is None:
             raise Missing("no runs with the same settings")
+        chosen = [found[common] for found in candidates if common is not None]
         shared = set.intersection(*(set(group.seeds) for group in chosen)) if chosen else set()
         if chosen and not shared:
             raise Missing("no runs with the same seeds")
@@ -62,8 +72,13 @@ class Evidence:
         return next(iter(self.groups.values())).seeds
 
     @property
+    def complete(self) -> bool:
+        """Whether no seed of the paper and no epoch of the protocol is missing."""
+        return all(group.complete for group in self.groups.values())
+
+    @property
     def remark(self) -> str:
-        """Which runs these are, where they are not the protocol's own on all of the paper's seeds."""
+        """Which runs these are, where they are not the protocol's own on the paper's seeds."""
         if not self.groups:
             return ""
         group = next(iter(self.groups.values()))
@@ -102,14 +117,15 @@ class Evidence:
         return statistics.fmean(self.gaps(method))
 
     def loss(self, method: str, epochs: int) -> float:
-        """The median training loss after some epochs."""
+        """The median training loss after some epochs, over seeds and the last epochs before: one alone is noisy."""
         found = []
         for record in self.groups[method].records:
             if record["config"]["epochs"] < epochs:
                 raise Missing(f"no runs of {epochs} epochs")
             history = record["training"]["history"]
-            done = [loss for epoch, loss in zip(history["epoch"], history["loss"], strict=True) if epoch < epochs]
-            found.append(math.inf if done[-1] is None else done[-1])
+            done = [pair for pair in zip(history["epoch"], history["loss"], strict=True) if pair[0] < epochs]
+            last = [loss for epoch, loss in done if epoch > done[-1][0] - LATELY]
+            found.append(statistics.median(math.inf if loss is None else loss for loss in last))
         return statistics.median(found)
 
     def time(self, method: str, kind: str) -> float:
@@ -235,7 +251,7 @@ class Claim:
             holds, figures = self.check(chosen)
         except Missing as missing:
             return Cell(text=f"open: {missing}")
-        verdict = "so far " * bool(chosen.remark) + ("holds" if holds else "does not hold")
+        verdict = "so far " * (not chosen.complete) + ("holds" if holds else "does not hold")
         return Cell(text=f"{verdict}: {figures}{chosen.remark}")
 
 
@@ -311,7 +327,9 @@ def _any_dropout(groups: Iterable[Group], task: str) -> bool:
 def _evidence(
     groups: list[Group], timings: Sequence[dict[str, Any]], task: str, protocol: str, dropout: bool
 ) -> Evidence:
-    full = [group for group in groups if group.epochs > QUICK_EPOCHS[task] or group.method == "ipopt"]
-    runs = {group.method: group for group in main_groups(full, task, protocol)}
+    runs: dict[str, list[Group]] = {}
+    for group in full_runs(groups):
+        if (group.task, group.protocol) == (task, protocol):
+            runs.setdefault(group.method, []).append(group)
     times = [t["methods"] for t in timings if (t["task"], t["protocol"]) == (task, protocol)]
     return Evidence(runs, optima(groups), times[-1] if times else {}, dropout)

@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Circle, Polygon, Rectangle
+from matplotlib.ticker import MaxNLocator
 
 from caffnet.experiments.report.groups import FIRST_EPOCHS, TITLES, Group
 from caffnet.experiments.report.tables import optima
@@ -27,6 +28,8 @@ COLOURS = {
     "caffnet-tf": "#009E73",
     "post-hoc": "#56B4E9",
 }
+#: Methods that often coincide with another one, which then shows through.
+DASHED = {"hardnet": (0, (5, 2)), "caffnet-ff-lite": (0, (3, 2))}
 GREY, LIGHT = "#555555", "#ECECEC"
 STYLE: Any = {
     "font.size": 9,
@@ -58,7 +61,9 @@ def figures(groups: list[Group]) -> dict[str, tuple[str, Figure]]:
         return {}
     task = groups[0].task
     told = "Training loss above the lowest of all methods with the same seed" if task == "opt" else "Training loss"
-    part = f", first {FIRST_EPOCHS} epochs" if max(group.epochs for group in groups) > FIRST_EPOCHS else ""
+    longest = max(group.epochs for group in groups if group.method != "ipopt" or len(groups) == 1)
+    part = f", first {FIRST_EPOCHS} epochs" if longest > FIRST_EPOCHS else ""
+    part += f" (cut off at {LEAST_GAP:g})" if task == "opt" else ""
     wanted: list[tuple[str, str, Drawing]] = [
         ("loss", f"{told}{part}: median over seeds and neighbouring epochs, range shaded.", training_loss)
     ]
@@ -67,6 +72,7 @@ def figures(groups: list[Group]) -> dict[str, tuple[str, Figure]]:
         wanted.insert(0, ("functions", caption, learned_functions))
     if task == "opt":
         caption = "Distance of the mean objective from IPOPT's, seed by seed."
+        caption += " Dropout is off." if any(group.values("dropout_on.objective") for group in groups) else ""
         if any(gap < 0 for group in groups for gap in _gaps(group, optima(groups)).values()):
             caption += (
                 " Open triangles: below IPOPT's objective, which takes a violation of the constraints or a better "
@@ -76,10 +82,16 @@ def figures(groups: list[Group]) -> dict[str, tuple[str, Figure]]:
     if task == "cbf":
         drawn_seeds = {_drawn_record(group, groups)["config"]["seed"] for group in groups}
         seed = f", seed {drawn_seeds.pop()}" if len(drawn_seeds) == 1 else ""
-        wanted.insert(
-            0, ("trajectories", f"Trajectories from the test state{seed}. Thin lines: the other seeds.", trajectories)
+        caption = (
+            f"Trajectories from the test state{seed}. Thin lines: the other seeds. Dotted: the box of allowed states. "
+            "Within the circle the robot is put on the goal."
         )
-        wanted.insert(1, ("inputs", f"Inputs along the test trajectory{seed}, with their limits.", control_inputs))
+        wanted.insert(0, ("trajectories", caption, trajectories))
+        caption = (
+            f"Inputs along the test trajectory{seed}, with their limits (dotted). Grey: speeds that obstacles and "
+            "state box forbid at the state reached; there the nominal controller is evaluated too."
+        )
+        wanted.insert(1, ("inputs", caption, control_inputs))
     drawn = {}
     with matplotlib.rc_context(STYLE):
         for name, caption, draw in wanted:
@@ -162,11 +174,13 @@ def training_loss(groups: list[Group]) -> Figure | None:
         if len(curves) > 1:
             ax.fill_between(epochs, [min(v) for v in above], [max(v) for v in above], color=colour, alpha=0.15, lw=0)
         middle = _steady([statistics.median(v) for v in above])
-        ax.plot(epochs, middle, color=colour, label=TITLES[group.method], linewidth=1.2)
+        dashes = DASHED.get(group.method, "-")
+        ax.plot(epochs, middle, color=colour, label=TITLES[group.method], linewidth=1.2, linestyle=dashes)
     ax.set_yscale("log")
     if relative:
         ax.set_ylim(bottom=max(LEAST_GAP, ax.get_ylim()[0]))
     ax.set_xlim(left=0)
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.set_xlabel("Epoch")
     ax.set_ylabel("Training loss above the lowest" if relative else "Training loss (sum over samples)")
     figure.legend(loc="outside right upper")
@@ -180,8 +194,7 @@ def _steady(values: list[float]) -> list[float]:
     1.0
     """
     half = len(values) // 40
-    widths = (min(half, i, len(values) - 1 - i) for i in range(len(values)))
-    return [statistics.median(values[i - w : i + w + 1]) for i, w in enumerate(widths)]
+    return [statistics.median(values[max(i - half, 0) : i + half + 1]) for i in range(len(values))]
 
 
 def _loss_curve(record: dict[str, Any]) -> dict[int, float]:
@@ -254,7 +267,7 @@ def trajectories(groups: list[Group]) -> Figure | None:
     for i, corners in enumerate(scene["obstacles"]):
         ax.add_patch(Polygon(corners, facecolor="#BDBDBD", edgecolor="#777777", linewidth=0.7, zorder=1))
         middle = (sum(c[0] for c in corners) / len(corners), sum(c[1] for c in corners) / len(corners))
-        ax.annotate(f"$\\mathcal{{O}}_{i + 1}$", middle, ha="center", va="center", fontsize=9, zorder=2)
+        ax.annotate(f"$\\mathcal{{O}}_{i + 1}$", middle, ha="center", va="center", fontsize=9, zorder=6)
     ax.add_patch(Circle((0, 0), scene["goal_radius"], facecolor="none", edgecolor="black", linewidth=0.9, zorder=4))
     ax.annotate("goal", (0, 0), xytext=(4, 9), textcoords="offset points", fontsize=8)
     for group in shown:
@@ -263,8 +276,9 @@ def trajectories(groups: list[Group]) -> Figure | None:
         for record in group.records:
             path = record["curves"]["states"]
             style = {"linewidth": 1.6, "zorder": 3} if record is main else {"linewidth": 0.5, "alpha": 0.4, "zorder": 2}
-            label = f"{TITLES[group.method]}{_outcome(main)}" if record is main else None
-            ax.plot([s[0] for s in path], [s[1] for s in path], color=colour, label=label, **style)
+            label = f"{TITLES[group.method]} ({_outcome(group)})" if record is main else None
+            dashes = DASHED.get(group.method, "-") if record is main else "-"
+            ax.plot([s[0] for s in path], [s[1] for s in path], color=colour, label=label, linestyle=dashes, **style)
     start = scene["states"][0]
     ax.plot(start[0], start[1], "o", color="black", markersize=4, zorder=5)
     ax.annotate("start", (start[0], start[1]), xytext=(2, -12), textcoords="offset points", fontsize=8)
@@ -300,7 +314,7 @@ def control_inputs(groups: list[Group]) -> Figure | None:
             ax.plot(time, nominal, color=GREY, linewidth=0.9, linestyle=(0, (4, 2)), label="nominal (PID)")
             if k == 0 and curves.get("allowed_speed"):
                 most = [limits[1] if v is None else min(v, limits[1]) for v in curves["allowed_speed"]]
-                ax.fill_between(time, most, [limits[1] * 1.1] * len(time), color=LIGHT, linewidth=0, label="not safe")
+                ax.fill_between(time, most, [limits[1]] * len(time), color="#DADADA", linewidth=0, label="not safe")
                 ax.set_ylim(limits[0] - 0.12, limits[1] * 1.1)
             ax.plot(time, taken, color=COLOURS[group.method], label="applied")
             if column == 0:
@@ -322,10 +336,11 @@ def _drawn_record(group: Group, shown: list[Group]) -> dict[str, Any]:
     return next(record for record in group.records if record["config"]["seed"] == seed)
 
 
-def _outcome(record: dict[str, Any]) -> str:
-    found = record["evaluation"]
-    hit = "collides" if found["collided"] else "safe"
-    return f" ({hit}, {'arrives' if found['arrived'] else 'does not arrive'})"
+def _outcome(group: Group) -> str:
+    """How many seeds collide and how many arrive."""
+    runs = len(group.records)
+    hits, arrived = (int(sum(group.values(key))) for key in ("collided", "arrived"))
+    return f"collides {hits}/{runs}, arrives {arrived}/{runs}" if hits else f"safe, arrives {arrived}/{runs}"
 
 
 def _shared_legend(figure: Figure, ax: Axes, coloured: str, place: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import html
 import io
+import re
 
 from caffnet.experiments.report.tables import Cell, Table
 
@@ -64,15 +65,15 @@ def _pipe(cells: list[str]) -> str:
 
 
 def as_latex(table: Table) -> str:
-    """A booktabs table; the document needs ``booktabs`` and ``graphicx``."""
+    """A booktabs table, to be read by a document with ``booktabs`` and ``graphicx``."""
     body = []
     for i, row in enumerate(table.rows):
         texts = [_tex(cell_text(cell)) for cell in row]
         body.append("  " + " & ".join(rf"\textit{{{text}}}" if i in table.quiet else text for text in texts) + r" \\")
     return "\n".join(
         [
-            r"\begin{table*}",
-            rf"  \caption{{{_tex(table.title)}. {_tex(table.note)}}}",
+            r"\begin{table*}[!htbp]",
+            rf"  \caption{{{_tex(table.title)}. {_tex(table.note)}}}\label{{tab:{table.name}}}",
             r"  \centering\resizebox{\textwidth}{!}{%",
             r"  \begin{tabular}{l" + (r"p{.4\textwidth}" if table.prose else "r") * (len(table.columns) - 1) + "}",
             r"  \toprule",
@@ -96,22 +97,42 @@ TEX = str.maketrans(
 
 
 def _tex(text: str) -> str:
-    return text.replace("<=", "≤").replace(">=", "≥").translate(TEX).replace("≤", r"$\le$").replace("≥", r"$\ge$")
+    text = re.sub(r"(?<![\w-])-(?=\d)", "−", text.replace("<=", "≤").replace(">=", "≥"))  # minus signs, no hyphens
+    return text.translate(TEX).replace("≤", r"$\le$").replace("≥", r"$\ge$").replace("−", "$-$")
+
+
+def latex_figure(path: str, caption: str) -> str:
+    """A figure on its own."""
+    picture = rf"  \centering\includegraphics[width=.6\textwidth]{{{path}}}"
+    return "\n".join([r"\begin{figure*}[!htbp]", picture, rf"  \caption{{{_tex(caption)}}}", r"\end{figure*}", ""])
+
+
+def latex_document(parts: list[str]) -> str:
+    """A document of tables and figures, which pdflatex takes."""
+    head = [
+        r"\documentclass[10pt]{article}",
+        r"\usepackage[landscape,margin=15mm]{geometry}",
+        r"\usepackage{booktabs,graphicx}",
+        r"\setlength{\belowcaptionskip}{6pt}",
+        r"\begin{document}",
+    ]
+    return "\n".join([*head, "", *parts, r"\end{document}", ""])
 
 
 def as_csv(table: Table) -> str:
     """All digits; a mean and its standard deviation in two columns."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    plain = [all(row[i].text is not None or row[i] == Cell() for row in table.rows) for i in range(len(table.columns))]
+    spread = [any(row[i].spread is not None for row in table.rows) for i in range(len(table.columns))]
     header: list[str] = []
-    for column, text in zip(table.columns, plain, strict=True):
-        header += [column] if text else [column, f"{column} std"]
+    for column, two in zip(table.columns, spread, strict=True):
+        header += [column, f"{column} std"] if two else [column]
     writer.writerow(header)
     for row in table.rows:
         line: list[object] = []
-        for cell, text in zip(row, plain, strict=True):
-            line += [cell.text or ""] if text else [_digits(cell.mean), _digits(cell.spread)]
+        for cell, two in zip(row, spread, strict=True):
+            line.append(_digits(cell.mean) if cell.text is None else cell.text)
+            line += [_digits(cell.spread)] if two else []
         writer.writerow(line)
     return out.getvalue()
 

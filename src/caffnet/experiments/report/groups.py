@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from caffnet.experiments.config import PROTOCOLS, TASKS, RunConfig, resolve
+from caffnet.experiments.config import PROTOCOLS, QUICK_EPOCHS, SEEDS, TASKS, RunConfig, resolve
 
 TITLES = {
     "ipopt": "IPOPT",
@@ -62,6 +62,12 @@ class Group:
         """Epochs of each run."""
         return self.records[0]["config"]["epochs"]
 
+    @property
+    def complete(self) -> bool:
+        """Whether all seeds of the paper are there, with all epochs of the protocol."""
+        whole = resolve(self.task, self.method, self.seeds[0], self.protocol).epochs
+        return set(self.seeds) >= set(SEEDS[self.task]) and (self.method == "ipopt" or self.epochs >= whole)
+
     def values(self, column: str) -> list[float]:
         """A metric of every seed; empty if the runs do not have it. Dots go into groups: ``inequality.max``."""
         return [value for value in (_look_up(record, column) for record in self.records) if value is not None]
@@ -99,6 +105,11 @@ def group_records(records: Iterable[dict[str, Any]]) -> list[Group]:
     )
 
 
+def full_runs(groups: Iterable[Group]) -> list[Group]:
+    """Those that count as evidence: quick ones show that everything works, nothing else."""
+    return [group for group in groups if group.method == "ipopt" or group.epochs > QUICK_EPOCHS[group.task]]
+
+
 def main_groups(groups: Iterable[Group], task: str, protocol: str) -> list[Group]:
     """One group per method: the protocol's own, else other epochs only, else the one with the most seeds."""
     chosen: dict[str, Group] = {}
@@ -110,14 +121,13 @@ def main_groups(groups: Iterable[Group], task: str, protocol: str) -> list[Group
 
 def _changes(config: dict[str, Any]) -> str:
     """What a user set differently from the protocol."""
-    if config["method"] == "ipopt":
-        return ""
+    if config["method"] == "ipopt":  # of all settings it has this one only
+        return "" if config.get("dtype", "float64") == "float64" else f"dtype={config['dtype']}"
     usual = dataclasses.asdict(resolve(config["task"], config["method"], config["seed"], config["protocol"]))
     # A setting that is younger than the record had its default; one that is gone was off, unless it has a value.
     defaults = {f.name: f.default for f in dataclasses.fields(RunConfig) if f.default is not dataclasses.MISSING}
-    ignored = {"device"}
     whole = {**defaults, **config}
-    different = {key: value for key, value in whole.items() if key not in ignored and usual.get(key, 0) != value}
+    different = {key: value for key, value in whole.items() if usual.get(key, 0) != value}
     return ", ".join(f"{key}={str(v).lower() if isinstance(v, bool) else v}" for key, v in different.items())
 
 
@@ -151,7 +161,8 @@ def sources(records: Iterable[dict[str, Any]]) -> list[str]:
         machine, versions = record["machine"], dict(record["versions"])
         gpu = f", {machine['gpu']}" if machine.get("gpu") else ""
         machines.add(f"{machine['processor']}, {machine['threads']} thread(s) per run{gpu}")
-        commits[versions.pop("revision", "not noted")] += 1
+        last = versions.pop("revision", "not noted")
+        commits[", then ".join((record["training"] or {}).get("revisions") or [last])] += 1
         software.add(", ".join(f"{name} {version}" for name, version in versions.items()))
     made = ", ".join(f"{name} ({runs} run{'s' * (runs > 1)})" for name, runs in sorted(commits.items()))
     return [*sorted(machines), *sorted(software), f"Commits: {made}"]

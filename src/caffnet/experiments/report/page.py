@@ -35,7 +35,7 @@ figure { margin: 1rem 0; } img { max-width: 100%; height: auto; }
 
 
 def build_page(
-    summary: Table,
+    summary: Table | None,
     sections: dict[str, tuple[list[Table], list[tuple[str, bytes]]]],
     last: list[Table],
     records: list[dict[str, Any]],
@@ -43,12 +43,12 @@ def build_page(
     """The page.
 
     Args:
-        summary: the table for the beginning.
+        summary: the table for the beginning, if there is one.
         sections: for each task its tables and its figures (caption, PNG).
         last: tables for the end.
         records: for the list of machines and versions.
     """
-    parts = [as_html(summary)]
+    parts = [] if summary is None else [as_html(summary)]
     for task, (tables, pictures) in sections.items():
         parts.append(f'<h2 id="{task}">{html.escape(NAMES[task])}</h2>')
         parts += [as_html(table) for table in tables]

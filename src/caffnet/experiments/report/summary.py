@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from caffnet.experiments.config import EPOCHS, PROTOCOLS, SEEDS, TASKS
+from caffnet.experiments.config import PROTOCOLS, SEEDS, TASKS
 from caffnet.experiments.report.formats import cell_text, number
-from caffnet.experiments.report.groups import ORDER, TITLES, Group, main_groups, mean_and_spread
+from caffnet.experiments.report.groups import ORDER, TITLES, Group, full_runs, main_groups, mean_and_spread
 from caffnet.experiments.report.published import PAPER
 from caffnet.experiments.report.tables import COLUMNS, EMPTY, Cell, Table
 
 NOTE = (
-    "Lower is better. Mean over seeds, sample standard deviation in brackets; then the largest violation of any row, "
-    "sample and seed. Fewer than the paper's seeds or epochs are told. Networks with dropout are measured as in the "
-    "paper's table, with dropout on."
+    "Lower is better. Mean over the paper's seeds, or as many as are stated, with the sample standard deviation in "
+    "brackets; then the largest violation of any row, sample and seed. Settings that differ from the protocol's are in "
+    "square brackets. Networks with dropout are measured as in the paper's table, with dropout on."
 )
 
 
-def summary_table(groups: list[Group]) -> Table:
+def summary_table(groups: list[Group]) -> Table | None:
     """One row per method of each experiment; for each protocol that has runs, the figure and the largest violation."""
+    groups = full_runs(groups)
     protocols = [p for p in PROTOCOLS if any(group.protocol == p for group in groups)]
     rows = []
     for task in TASKS:
@@ -30,6 +31,8 @@ def summary_table(groups: list[Group]) -> Table:
                 group = runs[protocol].get(method)
                 cells += [EMPTY, EMPTY] if group is None else [_figure(group, column), _violation(group)]
             rows.append(tuple(cells))
+    if not rows:
+        return None
     columns = ["Experiment", "Paper"]
     for protocol in protocols:
         columns += [f"Protocol “{protocol}”", "violation"]
@@ -43,10 +46,9 @@ def _variant(group: Group) -> str:
 
 def _figure(group: Group, column: str) -> Cell:
     told = cell_text(Cell(*mean_and_spread(group.values(_variant(group) + column))))
-    short = [f"{len(group.seeds)} seed{'s' * (len(group.seeds) > 1)}"] * (len(group.seeds) < len(SEEDS[group.task]))
-    if group.protocol == "paper" and group.method != "ipopt" and group.epochs < EPOCHS[group.task]:
-        short.append(f"{group.epochs} epochs")
-    return Cell(text=", ".join([told, *short]))
+    count = len(group.seeds)
+    told += "" if count == len(SEEDS[group.task]) else f", {count} seed{'s' * (count > 1)}"
+    return Cell(text=told + (f" [{group.changes}]" if group.changes else ""))
 
 
 def _violation(group: Group) -> Cell:

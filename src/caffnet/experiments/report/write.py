@@ -7,16 +7,30 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from caffnet.experiments.config import PROTOCOLS, TASKS
+from caffnet.experiments.config import PROTOCOLS, QUICK_FOLDER, TASKS
+from caffnet.experiments.files import write_atomically
 from caffnet.experiments.records import RecordError, read_records, read_timings
 from caffnet.experiments.report.aims import aims_table
 from caffnet.experiments.report.claims import claims_table
 from caffnet.experiments.report.figures import figures, save
-from caffnet.experiments.report.formats import as_csv, as_latex, as_markdown
+from caffnet.experiments.report.formats import as_csv, as_latex, as_markdown, latex_document, latex_figure
 from caffnet.experiments.report.groups import Group, group_records, main_groups, sources
 from caffnet.experiments.report.page import build_page
 from caffnet.experiments.report.summary import summary_table
 from caffnet.experiments.report.tables import NAMES, Table, gap_table, results_table, speed_table, variants_table
+
+INTRODUCTION = (
+    "Written by `caffnet report` from the records; rows in italics are the paper's. Three experiments:",
+    "",
+    "- **pwc**: learn a function of one variable between piecewise bounds; 50 training points, 400 test points.",
+    "- **opt**: learn to solve a non-convex program with 5 variables, 5 inequalities and 3 equalities, without labels; "
+    "1000 training and 1000 test points; a seed is another program.",
+    "- **cbf**: learn to drive a unicycle past three obstacles to the origin, from 300 states for 15 s; the test is "
+    "one state for 10 s, its cost the sum of squared distances and corrections with the final state weighted most.",
+    "",
+    "Three protocols: “paper” repeats the authors' training; “fair” gives all methods plain networks with the same "
+    "number of parameters; “ours” is what we recommend, stated above each table.",
+)
 
 
 def write_report(folders: Sequence[Path], out: Path, markdown_to: Path | None = None) -> list[Path]:
@@ -28,14 +42,17 @@ def write_report(folders: Sequence[Path], out: Path, markdown_to: Path | None = 
         markdown_to: write the Markdown here as well, with its figures in ``figures/<name>`` beside it.
 
     Returns:
-        The files written: ``report.md``, ``report.tex``, ``report.html``, ``tables/*.csv``, ``figures/*.png|pdf``.
+        The files written: ``report.md``, ``report.tex``, ``report.html``, ``tables/*.csv|tex``, ``figures/*.png|pdf``.
 
     Raises:
         RecordError: there are no records, or one cannot be read.
     """
     for folder in folders:
         if not folder.is_dir():
-            raise RecordError(f"There is no folder {folder}: name one with records, or do a run (caffnet run pwc).")
+            raise RecordError(
+                f"There is no folder {folder}: name one with records, as in caffnet report {QUICK_FOLDER}, or do a run "
+                "first (caffnet run pwc --quick)."
+            )
     records = [record for folder in folders for record in read_records(folder)]
     if not records:
         raise RecordError(f"No records below {', '.join(map(str, folders))}: do a run first (caffnet run pwc --quick).")
@@ -44,25 +61,26 @@ def write_report(folders: Sequence[Path], out: Path, markdown_to: Path | None = 
 
     def write(name: str, content: bytes | str) -> None:
         path = out / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        write_atomically(path, content.encode() if isinstance(content, str) else content)
         written.append(path)
 
     sections: dict[str, tuple[list[Table], list[tuple[str, bytes]]]] = {}
-    markdown = ["# Results", "", "Written by `caffnet report` from the records; rows in italics are the paper's."]
     absent = [f"“{p}”" for p in PROTOCOLS if not any(group.protocol == p for group in groups)]
-    markdown += [f"There are no runs under the protocol {' or '.join(absent)}.", ""] if absent else [""]
+    markdown = ["# Results", "", *INTRODUCTION, ""]
+    markdown += [f"There are no runs under the protocol {' or '.join(absent)}.", ""] if absent else []
     latex: list[str] = []
 
     def add(table: Table) -> None:
         markdown.append(as_markdown(table))
         latex.append(as_latex(table))
+        write(f"tables/{table.name}.tex", latex[-1])
         write(f"tables/{table.name}.csv", as_csv(table))
 
     summary = summary_table(groups)
-    add(summary)
+    if summary is not None:
+        add(summary)
     for task in TASKS:
-        tables = _tables(groups, timings, task)
+        tables = task_tables(groups, timings, task)
         if not tables:
             continue
         markdown += [f"## {NAMES[task]}", ""]
@@ -77,6 +95,7 @@ def write_report(folders: Sequence[Path], out: Path, markdown_to: Path | None = 
                 write(f"{stem}.pdf", save(figure, "pdf"))
                 caption = f"Protocol “{protocol}”. {caption}"
                 pictures.append((caption, png))
+                latex.append(latex_figure(f"{stem}.pdf", caption))
                 markdown += [f"![{caption}]({stem}.png)", "", f"*{caption}*", ""]
         sections[task] = (tables, pictures)
     last = [table for table in (speed_table(timings),) if table is not None]
@@ -86,7 +105,7 @@ def write_report(folders: Sequence[Path], out: Path, markdown_to: Path | None = 
     write("report.md", "\n".join(markdown))
     if markdown_to is not None:
         written += _publish("\n".join(markdown), [path for path in written if path.suffix == ".png"], markdown_to)
-    write("report.tex", "\n".join(latex))
+    write("report.tex", latex_document(latex))
     write("report.html", build_page(summary, sections, last, records))
     return written
 
@@ -97,11 +116,11 @@ def _publish(markdown: str, shown: list[Path], target: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     for path in shown:
         shutil.copyfile(path, folder / path.name)
-    target.write_text(markdown.replace("](figures/", f"](figures/{target.stem}/") + "\n", encoding="utf-8")
+    write_atomically(target, (markdown.replace("](figures/", f"](figures/{target.stem}/") + "\n").encode())
     return [target, *(folder / path.name for path in shown)]
 
 
-def _tables(groups: list[Group], timings: Sequence[dict[str, Any]], task: str) -> list[Table]:
+def task_tables(groups: list[Group], timings: Sequence[dict[str, Any]], task: str) -> list[Table]:
     """Results, then what they say, then other settings."""
     tables: list[Table | None] = []
     variants: list[Table | None] = []
