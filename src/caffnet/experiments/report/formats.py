@@ -107,8 +107,8 @@ def latex_figure(path: str, caption: str) -> str:
     return "\n".join([r"\begin{figure*}[!htbp]", picture, rf"  \caption{{{_tex(caption)}}}", r"\end{figure*}", ""])
 
 
-def latex_document(parts: list[str]) -> str:
-    """A document of tables and figures, which pdflatex takes."""
+def latex_document(note: str, parts: list[str]) -> str:
+    """A document of tables and figures after a note, which pdflatex takes."""
     head = [
         r"\documentclass[10pt]{article}",
         r"\usepackage[landscape,margin=15mm]{geometry}",
@@ -116,7 +116,7 @@ def latex_document(parts: list[str]) -> str:
         r"\setlength{\belowcaptionskip}{6pt}",
         r"\begin{document}",
     ]
-    return "\n".join([*head, "", *parts, r"\end{document}", ""])
+    return "\n".join([*head, "", rf"\noindent {_tex(note)}", "", *parts, r"\end{document}", ""])
 
 
 def as_csv(table: Table) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from caffnet.experiments.report.formats import as_html
 from caffnet.experiments.report.groups import sources
-from caffnet.experiments.report.tables import NAMES, Table
+from caffnet.experiments.report.tables import MEASURES, NAMES, Table
 
 STYLE = """
 :root { color-scheme: light dark; --line: #d5d5d5; --soft: #f5f5f5; --text: #1c1c1c; --dim: #666; --back: #fff; }
@@ -60,7 +60,8 @@ def build_page(
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>CAffNet: results</title><style>{STYLE}</style></head><body>"
         "<h1>CAffNet: the three experiments</h1>"
-        f"<p>From {len(records)} records. Rows in italics are the paper's numbers.</p><nav>{links}</nav>"
+        f"<p>From {len(records)} records. Rows in italics are the paper's numbers.</p>"
+        f'<p class="note">{html.escape(MEASURES)}</p><nav>{links}</nav>'
         f"{''.join(parts)}{_sources(records)}</body></html>\n"
     )
 

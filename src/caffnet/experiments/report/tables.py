@@ -115,8 +115,9 @@ OUR_NOTES = {
     "cbf": "Equal parameter counts, CAffNet without a null-space head; learning rate 2e-3, going to zero; batches of "
     "50; limited gradients; a goal of 0.05 m while training.",
 }
+#: What the columns of all tables mean.
 MEASURES = (
-    "Mean over seeds, sample standard deviation in brackets. “Mean of max” is what the paper calls “Max”: the mean "
+    "In the tables: mean over seeds, sample standard deviation in brackets. “Mean of max” is what the paper calls “Max”: the mean "
     "over samples of the largest row; “true max” is the largest of all rows, samples and seeds, “strict” with "
     "strict=True and in exact arithmetic; “exactly 0” counts the rows, over all samples and seeds, that are not "
     "violated at all. Times are warm and synchronised, but of long runs, several at once: compare methods in the table "
@@ -145,7 +146,7 @@ def results_table(groups: list[Group], task: str, protocol: str) -> Table:
             quiet.add(len(rows))
             rows.append(_published(task, group.method, columns))
     by_task = {"paper": PAPER_NOTES, "ours": OUR_NOTES}.get(protocol, {})
-    notes = [PROTOCOL_NOTES[protocol], by_task.get(task, ""), MEASURES]
+    notes = [PROTOCOL_NOTES[protocol], by_task.get(task, "")]
     notes += [DRIVES] if task == "cbf" else []
     notes += [DROPOUT] if any(group.values("dropout_on.objective") for group in groups) else []
     note = " ".join(filter(None, notes))

@@ -17,7 +17,15 @@ from caffnet.experiments.report.formats import as_csv, as_latex, as_markdown, la
 from caffnet.experiments.report.groups import Group, group_records, main_groups, sources
 from caffnet.experiments.report.page import build_page
 from caffnet.experiments.report.summary import summary_table
-from caffnet.experiments.report.tables import NAMES, Table, gap_table, results_table, speed_table, variants_table
+from caffnet.experiments.report.tables import (
+    MEASURES,
+    NAMES,
+    Table,
+    gap_table,
+    results_table,
+    speed_table,
+    variants_table,
+)
 
 INTRODUCTION = (
     "Written by `caffnet report` from the records; rows in italics are the paper's. Three experiments:",
@@ -30,6 +38,8 @@ INTRODUCTION = (
     "",
     "Three protocols: “paper” repeats the authors' training; “fair” gives all methods plain networks with the same "
     "number of parameters; “ours” is what we recommend, stated above each table.",
+    "",
+    MEASURES,
 )
 
 
@@ -105,7 +115,7 @@ def write_report(folders: Sequence[Path], out: Path, markdown_to: Path | None = 
     write("report.md", "\n".join(markdown))
     if markdown_to is not None:
         written += _publish("\n".join(markdown), [path for path in written if path.suffix == ".png"], markdown_to)
-    write("report.tex", latex_document(latex))
+    write("report.tex", latex_document(MEASURES, latex))
     write("report.html", build_page(summary, sections, last, records))
     return written
 
