@@ -117,11 +117,11 @@ OUR_NOTES = {
 }
 #: What the columns of all tables mean.
 MEASURES = (
-    "In the tables: mean over seeds, sample standard deviation in brackets. “Mean of max” is what the paper calls “Max”: the mean "
-    "over samples of the largest row; “true max” is the largest of all rows, samples and seeds, “strict” with "
-    "strict=True and in exact arithmetic; “exactly 0” counts the rows, over all samples and seeds, that are not "
-    "violated at all. Times are warm and synchronised, but of long runs, several at once: compare methods in the table "
-    "of speeds. T_train is per epoch, T_test for the whole test set."
+    "In the tables: mean over seeds, sample standard deviation in brackets. “Mean of max” is what the paper calls "
+    "“Max”: the mean over samples of the largest row; “true max” is the largest of all rows, samples and seeds, "
+    "“strict” with strict=True and in exact arithmetic; “exactly 0” counts the rows, over all samples and seeds, that "
+    "are not violated at all. Times are warm and synchronised, but of long runs, several at once: compare methods in "
+    "the table of speeds. T_train is per epoch, T_test for the whole test set."
 )
 DRIVES = (
     "“Arrived”: within 0.1 m of the goal in the 10 s of the test; “arrival” is the mean time of the seeds that arrive "
