@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from caffnet.constraints import EQUAL, AffineSet, has_numbers, in_transform, joint_shape, row_names
 from caffnet.errors import ConstraintError, DtypeError
 from caffnet.preparation import Prepared, prepare
-from caffnet.projection import Projection, check_options, project
+from caffnet.projection import Projection, check_options, no_autocast, project
 
 Constraint: TypeAlias = AffineSet | Prepared | Callable[[Any], AffineSet | Prepared]
 NullVector: TypeAlias = Tensor | Callable[[Tensor], Tensor] | None
@@ -84,8 +84,8 @@ class CAffine(nn.Module):
     def forward(self, f: Tensor, w: NullVector = None, *, x: Any = None) -> Tensor:
         """The constrained output ``(..., n)``, from raw output f, null-space vector w and the network's input x.
 
-        `w` may be a function: it is asked for w ``(..., n)`` with a mask ``(...)`` of the samples for which it matters,
-        those whose `f` is not feasible.
+        `w` may be a function: it is asked for w ``(..., n)`` with a mask ``(...)`` of the samples for which it may
+        matter, those whose `f` is not feasible (all of them in graphs, with `strict` or with equalities).
         """
         if self.training and not self.enabled:
             return f
@@ -95,7 +95,7 @@ class CAffine(nn.Module):
         """As `forward`, with the evidence: status, active rows, violation."""
         constraints = self._constraints(x)
         self._check(f, constraints)
-        if w is not None and not isinstance(w, Tensor):
+        if callable(w):
             w = w(self._in_need_of_w(f, constraints))
         if not self.warm_start or torch.compiler.is_compiling():
             return project(f, constraints, w, **self.options)
@@ -133,7 +133,9 @@ class CAffine(nn.Module):
         if hidden or self.options.get("strict") or EQUAL in set.sides:
             return everywhere
         try:
-            outside = (set.violation(f.detach()) > 0).any(-1)  # rounding aside: to ask for too many does no harm
+            with torch.no_grad(), no_autocast(f.device.type):
+                # Rounding and NaN aside: to ask for too many does no harm.
+                outside = ~(set.violation(f.detach()) <= 0).all(-1)
         except ConstraintError:  # `project` will say what is wrong
             return everywhere
         return outside if outside.shape == everywhere.shape else everywhere

@@ -25,9 +25,10 @@ class CAffNet(nn.Module):
         null_start: ``"zero"`` sets the last linear map of `null` to zero, so that training starts from the orthogonal
             projection. A large `w` at the start drives outputs into vertices, where the exact gradient vanishes.
             ``"random"`` leaves `null` as it is, which is the paper's start.
-        lazy_null: evaluate `null` only for samples whose f is not feasible, as w has no say elsewhere. The answers and
-            gradients are the same to rounding, if `null` treats every sample by itself (no batch statistics), and x is
-            a tensor with the batch axes of f.
+        lazy_null: evaluate `null` only for samples whose f is not feasible, as w has no say elsewhere: where x is a
+            tensor and has one batch axis, as f. (All samples in graphs, with `strict` and with equalities, which no f
+            satisfies.) The answers and gradients are the same to rounding, if `null` treats every sample by itself,
+            whatever its place: no batch statistics, no dropout.
         **options: for the layer, as in `project`.
 
     >>> import torch
@@ -82,18 +83,13 @@ class CAffNet(nn.Module):
 
     def _null_vector(self, x: Any, f: Tensor) -> NullVector:
         """w, or a function that gives it for those samples that the layer asks for."""
-        if self.null is None or not self.lazy_null:
-            return None if self.null is None else _full(self.null(x))
-        if not isinstance(x, Tensor) or x.shape[: f.ndim - 1] != f.shape[:-1]:
-            came = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
-            raise ConstraintError(
-                f"lazy_null needs x to be a tensor with the batch axes of f, {tuple(f.shape[:-1])}, got {came}: "
-                "build the model with lazy_null=False."
-            )
-        return partial(self._null_at, x, f)
+        if self.null is None:
+            return None
+        lines = isinstance(x, Tensor) and f.ndim == 2 <= x.ndim and len(x) == len(f)
+        return partial(self._null_at, x, f) if self.lazy_null and lines else _full(self.null(x))
 
     def _null_at(self, x: Tensor, f: Tensor, asked: Tensor) -> Tensor:
-        """W ``(..., n)`` where `asked` ``(...)``, else zero."""
+        """The null-space vector ``(B, n)`` where `asked` ``(B,)``, else zero."""
         assert self.null is not None
         if torch.compiler.is_compiling() or not has_numbers(asked):
             return _full(self.null(x))
@@ -101,11 +97,11 @@ class CAffNet(nn.Module):
             if not torch.is_grad_enabled():
                 return torch.zeros_like(f)
             # One sample, so that the weights have a gradient, zero, as they would have if all were asked for.
-            asked = torch.arange(asked.numel(), device=asked.device).reshape(asked.shape) == 0
+            asked = torch.arange(len(asked), device=asked.device) == 0
         if asked.all():
             return _full(self.null(x))
         some = _full(self.null(x[asked]))
-        return some.new_zeros(*asked.shape, some.shape[-1]).index_put((asked,), some)
+        return some.new_zeros(len(asked), some.shape[-1]).index_put((asked,), some)
 
 
 def _full(output: Tensor) -> Tensor:

@@ -145,7 +145,7 @@ def project(
     options = dataclasses.replace(options, search="full" if paper else prepared.search)
     if paper and w is None and norm != 2:  # in other norms a compromise may be nearer than every face, even so
         w = torch.zeros_like(f)
-    with _no_autocast(f.device.type):
+    with no_autocast(f.device.type):
         problem = _flatten(prepared.set, f, w, batch)
         if start is not None:
             start = _start_lines(start, batch, prepared.set.m)
@@ -306,7 +306,7 @@ def _flatten(set: AffineSet, f: Tensor, w: Tensor | None, batch: torch.Size) -> 
     return Problem(lines(f, n), w, A, lines(set.lower, m), lines(set.upper, m), set.sides, set.labels, tuple(batch))
 
 
-def _no_autocast(device: str) -> contextlib.AbstractContextManager:
+def no_autocast(device: str) -> contextlib.AbstractContextManager:
     """Half precision would move ``A y`` by a part in a hundred."""
     return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else contextlib.nullcontext()
 

@@ -73,6 +73,14 @@ def one_by_one(polytope: InsidePolytope) -> list[InsidePolytope]:
     return [InsidePolytope(polytope.A[i : i + 1], polytope.b[i : i + 1]) for i in range(len(polytope.b))]
 
 
+def test_polytopes_come_in_any_iterable():
+    x = states(7)
+    expected = OutsidePolytopes([TRIANGLE, SQUARE])(x)
+    assert torch.equal(OutsidePolytopes(pair for pair in (TRIANGLE, SQUARE))(x), expected)
+    with pytest.raises(ConstraintError, match=r"pass hull_rows\(corners\)"):
+        OutsidePolytopes(torch.zeros(3, 4, 2))
+
+
 def test_a_union_of_rooms_is_one_room_or_the_other():
     """Between the rooms the state is beyond some wall of each: inside all walls of one of them is what counts."""
     rooms = InsideBox([-1.0], [1.0]), InsideBox([2.0], [3.0])

@@ -126,6 +126,20 @@ def test_an_agent_may_work_on_its_observation():
     np.testing.assert_allclose(info["action"], [0.1], rtol=1e-12)
 
 
+def test_an_observation_of_several_parts_has_a_state():
+    """Whatever `state` can read will do."""
+    from caffnet.control.gym import SafeActions
+
+    class Parts(gymnasium.ObservationWrapper):
+        def observation(self, observation):
+            return {"p": observation, "time": (0.0, [1.0])}
+
+    env = SafeActions(Parts(environment()), lambda x: AffineSet.box(-0.1, 0.1, dim=2), state=lambda seen: seen["p"])
+    env.reset(seed=0)
+    *_, info = env.step(np.array([0.5, 0.5]))
+    np.testing.assert_allclose(info["action"], [0.1, 0.1], rtol=1e-6)
+
+
 def test_a_fixed_set_and_a_tensor_with_a_graph_are_taken_and_unknown_options_are_not():
     from caffnet.control.gym import SafeActions
 

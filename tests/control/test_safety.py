@@ -3,6 +3,7 @@
 import math
 import pickle
 
+import numpy as np
 import pytest
 import torch
 
@@ -276,7 +277,7 @@ def column(x):
         (lambda: BarrierConstraint(Unicycle(), CIRCLES)([0.0, 0.0, 0.0]), "x must be a tensor, got list: write torch"),
         (lambda: BarrierConstraint(Unicycle(), CIRCLES)(torch.tensor(0.0)), r"x must have shape \(..., 3\), got \(\)"),
         (lambda: rollout(Unicycle(), UnicyclePID(), [0.0] * 3, 4, 0.1), "start must be a tensor, got list"),
-        (lambda: PID(1.0, 0.0, 0.0, 0.1), r"Gains are lists, .* as in PID\(\[1.0\], ...\), got 1.0"),
+        (lambda: PID(1.0, 0.0, 0.0, 0.1), "kp must be a list with one gain per component, got 1.0"),
         (lambda: limit_gradient(torch.zeros(3), -1.0), "limit must be positive, got -1.0"),
         (lambda: rollout(Unicycle(), UnicyclePID(), torch.zeros(3), 0, 0.1), "steps >= 1"),
         (
@@ -306,6 +307,14 @@ def test_gradients_of_any_size_are_limited(dtype):
     root = 5.0 / math.sqrt(2)
     expected = torch.tensor([[0.3, 0.4], [3.0, 4.0], [root, root], [0.0, 0.0], [0.0, 0.0]], dtype=dtype)
     torch.testing.assert_close(x.grad, expected)
+
+
+def test_pid_takes_gains_of_any_kind():
+    error = torch.tensor([1.0, 2.0])
+    expected = PID([2.0, 1.0], [0.0, 0.0], [0.0, 0.0], 0.1)(error)
+    zero = np.zeros(2)
+    assert torch.equal(PID(np.array([2.0, 1.0]), zero, zero, 0.1)(error), expected)
+    assert torch.equal(PID(torch.tensor([2.0, 1.0]), zero, zero, 0.1)(error), expected)
 
 
 def test_pid_takes_the_short_way_round_and_notices_another_batch():

@@ -200,13 +200,14 @@ class OutsidePolytopes(Barrier):
         position: Sequence[int] = (0, 1),
     ):
         self.position, self.sharpness = _position(position), _positive(sharpness)
-        if not polytopes:
+        given = list(polytopes)
+        if not given:
             raise ConstraintError("OutsidePolytopes needs at least one polytope, got none.")
-        if any(len(polytope) != 2 for polytope in polytopes):
+        if any(not isinstance(polytope, Sequence) or len(polytope) != 2 for polytope in given):
             raise ConstraintError(
                 "A polytope is a pair (A, b) of rows and bounds: for one given by its corners, pass hull_rows(corners)."
             )
-        pairs = [(_constant("A", A), _constant("b", b)) for A, b in polytopes]
+        pairs = [(_constant("A", A), _constant("b", b)) for A, b in given]
         for A, b in pairs:
             if A.ndim != 2 or A.shape[1] != len(self.position) or b.shape != A.shape[:1]:
                 raise ConstraintError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -133,7 +134,7 @@ class SafeActions(gymnasium.Wrapper[np.ndarray, np.ndarray, np.ndarray, np.ndarr
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None):
         """A new episode."""
         observed, info = self.env.reset(seed=seed, options=options)
-        self._seen = np.array(observed)
+        self._seen = copy.deepcopy(observed)
         return observed, info
 
     def step(self, action: np.ndarray):
@@ -150,7 +151,7 @@ class SafeActions(gymnasium.Wrapper[np.ndarray, np.ndarray, np.ndarray, np.ndarr
         if not np.isfinite(taken).all():
             raise ConstraintError(f"There is no action to take: {status.name} at the state {observed}.")
         seen, reward, terminated, truncated, info = self.env.step(taken)
-        self._seen = np.array(seen)
+        self._seen = copy.deepcopy(seen)
         told = {**info, "action": taken, "filtered": not np.array_equal(taken, wanted.astype(kind)), "status": status}
         return seen, reward, terminated, truncated, told
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,8 +30,9 @@ class PID:
     """
 
     def __init__(self, kp: Sequence[float], ki: Sequence[float], kd: Sequence[float], dt: float):
-        if not all(isinstance(gains, Sequence) for gains in (kp, ki, kd)):
-            raise ConstraintError(f"Gains are lists, one entry per component, as in PID([{kp}], ...), got {kp!r}.")
+        for name, gains in (("kp", kp), ("ki", ki), ("kd", kd)):
+            if np.ndim(gains) != 1:
+                raise ConstraintError(f"{name} must be a list with one gain per component, got {gains!r}.")
         if not len(kp) == len(ki) == len(kd):
             raise ConstraintError(f"Each component needs three gains, got {len(kp)}, {len(ki)} and {len(kd)} of them.")
         if not dt > 0:

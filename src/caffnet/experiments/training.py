@@ -243,6 +243,8 @@ class _Run:
         """
         try:
             self._restore(saved)
+        except torch.OutOfMemoryError:  # a RuntimeError too, but not the file's fault
+            raise
         except (KeyError, RuntimeError, ValueError) as error:
             told = " ".join(str(error).split())
             raise CheckpointError(

@@ -35,7 +35,7 @@ def cell_text(cell: Cell) -> str:
     """``mean (spread)``."""
     if cell.text is not None:
         return cell.text
-    return number(cell.mean) + ("" if cell.spread is None else f" ({_spread(cell)})")
+    return number(cell.mean) + ("" if cell.spread is None else f" ({_spread(cell)})") + cell.remark
 
 
 def _spread(cell: Cell) -> str:
@@ -120,19 +120,21 @@ def latex_document(note: str, parts: list[str]) -> str:
 
 
 def as_csv(table: Table) -> str:
-    """All digits; a mean and its standard deviation in two columns."""
+    """All digits; a mean, its standard deviation and remarks in columns of their own."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    spread = [any(row[i].spread is not None for row in table.rows) for i in range(len(table.columns))]
+    columns = list(zip(*table.rows, strict=True))
+    spread = [any(cell.spread is not None for cell in column) for column in columns]
+    remark = [any(cell.remark for cell in column) for column in columns]
     header: list[str] = []
-    for column, two in zip(table.columns, spread, strict=True):
-        header += [column, f"{column} std"] if two else [column]
+    for column, two, three in zip(table.columns, spread, remark, strict=True):
+        header += [column, *[f"{column} std"] * two, *[f"{column} remark"] * three]
     writer.writerow(header)
     for row in table.rows:
-        line: list[object] = []
-        for cell, two in zip(row, spread, strict=True):
+        line: list[str] = []
+        for cell, two, three in zip(row, spread, remark, strict=True):
             line.append(_digits(cell.mean) if cell.text is None else cell.text)
-            line += [_digits(cell.spread)] if two else []
+            line += [*[_digits(cell.spread)] * two, *[cell.remark.strip(", ")] * three]
         writer.writerow(line)
     return out.getvalue()
 
@@ -162,4 +164,4 @@ def _break_spread(cell: Cell) -> str:
     """The spread on a line of its own: columns stay narrow."""
     if cell.text is not None or cell.spread is None:
         return html.escape(cell_text(cell))
-    return f"{number(cell.mean)}<br><small>({_spread(cell)})</small>"
+    return f"{number(cell.mean)}<br><small>({_spread(cell)}){html.escape(cell.remark)}</small>"

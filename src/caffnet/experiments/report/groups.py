@@ -162,7 +162,8 @@ def sources(records: Iterable[dict[str, Any]]) -> list[str]:
         gpu = f", {machine['gpu']}" if machine.get("gpu") else ""
         machines.add(f"{machine['processor']}, {machine['threads']} thread(s) per run{gpu}")
         last = versions.pop("revision", "not noted")
-        commits[", then ".join((record["training"] or {}).get("revisions") or [last])] += 1
+        made_by = dict.fromkeys([*(record["training"] or {}).get("revisions", ()), last])  # trained, then evaluated
+        commits[", then ".join(made_by)] += 1
         software.add(", ".join(f"{name} {version}" for name, version in versions.items()))
     made = ", ".join(f"{name} ({runs} run{'s' * (runs > 1)})" for name, runs in sorted(commits.items()))
     return [*sorted(machines), *sorted(software), f"Commits: {made}"]

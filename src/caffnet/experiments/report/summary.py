@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from caffnet.experiments.config import PROTOCOLS, SEEDS, TASKS
-from caffnet.experiments.report.formats import cell_text, number
 from caffnet.experiments.report.groups import ORDER, TITLES, Group, full_runs, main_groups, mean_and_spread
 from caffnet.experiments.report.published import PAPER
 from caffnet.experiments.report.tables import COLUMNS, EMPTY, Cell, Table
 
 NOTE = (
-    "Lower is better. Mean over the paper's seeds, or as many as are stated, with the sample standard deviation in "
+    "Lower is better. Mean over the paper's seeds, or those that are stated, with the sample standard deviation in "
     "brackets; then the largest violation of any row, sample and seed. Settings that differ from the protocol's are in "
     "square brackets. Networks with dropout are measured as in the paper's table, with dropout on."
 )
@@ -35,7 +34,7 @@ def summary_table(groups: list[Group]) -> Table | None:
         return None
     columns = ["Experiment", "Paper"]
     for protocol in protocols:
-        columns += [f"Protocol “{protocol}”", "violation"]
+        columns += [f"Protocol “{protocol}”", f"violation, “{protocol}”"]
     return Table("summary", "At a glance", NOTE, tuple(columns), tuple(rows))
 
 
@@ -45,13 +44,13 @@ def _variant(group: Group) -> str:
 
 
 def _figure(group: Group, column: str) -> Cell:
-    told = cell_text(Cell(*mean_and_spread(group.values(_variant(group) + column))))
-    count = len(group.seeds)
-    told += "" if count == len(SEEDS[group.task]) else f", {count} seed{'s' * (count > 1)}"
-    return Cell(text=told + (f" [{group.changes}]" if group.changes else ""))
+    mean, spread = mean_and_spread(group.values(_variant(group) + column))
+    seeds = f"seed{'s' * (len(group.seeds) > 1)} {' '.join(map(str, group.seeds))}"
+    remark = "" if tuple(group.seeds) == SEEDS[group.task] else f", {seeds}"
+    return Cell(mean, spread, remark=remark + (f" [{group.changes}]" if group.changes else ""))
 
 
 def _violation(group: Group) -> Cell:
     kinds = ("inequality", "equality")
     found = [value for kind in kinds for value in group.values(f"{_variant(group)}{kind}.max")]
-    return Cell(text=number(max(found)))
+    return Cell(max(found))

@@ -13,11 +13,12 @@ from caffnet.experiments.report.published import PAPER
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """A number with its spread, or a text."""
+    """A number with its spread and a remark, or a text."""
 
     mean: float | None = None
     spread: float | None = None
     text: str | None = None
+    remark: str = ""
 
 
 EMPTY = Cell()
@@ -231,7 +232,7 @@ def optima(groups: list[Group]) -> dict[int, float]:
     found: dict[int, float] = {}
     for group in groups:
         if group.method == "ipopt":
-            found |= dict(zip(group.seeds, group.values("objective"), strict=True))
+            found = dict(zip(group.seeds, group.values("objective"), strict=True)) | found  # float64 comes first
     return found
 
 
