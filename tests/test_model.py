@@ -84,6 +84,8 @@ def test_a_lazy_null_space_head_works_in_graphs():
     x = torch.randn(6, 3)
     torch.testing.assert_close(torch.func.vmap(net)(x), net(x))
     torch.testing.assert_close(torch.compile(net, fullgraph=True, backend="eager")(x), net(x))
+    graph = torch.export.export(net.eval(), (x,), dynamic_shapes=({0: torch.export.Dim("batch", min=2)},)).module()
+    torch.testing.assert_close(graph(torch.cat([x, x])), net(torch.cat([x, x])))
     strict = CAffNet(net.backbone, AffineSet.box(0.0, 0.1, dim=2), net.null, null_start="random", strict=True)
     lazy = CAffNet(net.backbone, strict.layer.set_at(), net.null, null_start="random", strict=True, lazy_null=True)
     assert torch.equal(strict(x), lazy(x))

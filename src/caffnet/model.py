@@ -85,8 +85,8 @@ class CAffNet(nn.Module):
         """w, or a function that gives it for those samples that the layer asks for."""
         if self.null is None:
             return None
-        lines = isinstance(x, Tensor) and f.ndim == 2 <= x.ndim and len(x) == len(f)
-        return partial(self._null_at, x, f) if self.lazy_null and lines else _full(self.null(x))
+        lazy = self.lazy_null and isinstance(x, Tensor) and f.ndim == 2 <= x.ndim and x.shape[0] == f.shape[0]
+        return partial(self._null_at, x, f) if lazy else _full(self.null(x))
 
     def _null_at(self, x: Tensor, f: Tensor, asked: Tensor) -> Tensor:
         """The null-space vector ``(B, n)`` where `asked` ``(B,)``, else zero."""
