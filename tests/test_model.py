@@ -99,7 +99,7 @@ def test_a_lazy_null_space_head_sees_what_half_precision_and_overflow_would_hide
     """The constraint is looked at in full precision, and what is no number counts as not feasible."""
     for set, f in (
         (AffineSet.inequality([[1.0, 0.0]], [100.0]), [[100.2, 0.3], [500.0, 0.0], [1.0, 0.0]]),
-        (AffineSet.inequality([[1e30, -1e30]], [0.0]), [[1e20, 0.9e20], [1.0, 2.0], [0.0, 1.0]]),
+        (AffineSet.inequality([[1e30, -1e30]], [0.0]), [[1e20, 0.9e20], [2.0, 1.0], [0.0, 1.0]]),
     ):
         null = Counted(nn.Linear(2, 2))
         net = CAffNet(nn.Identity(), set, null, null_start="random", lazy_null=True)

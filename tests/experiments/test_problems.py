@@ -399,3 +399,16 @@ def test_strict_inequalities_hold_in_exact_arithmetic(task):
     problem = PROBLEMS[task](1)
     model = build_model(resolve(task, "caffnet-ff", 1, "ours"), problem, strict=True).eval()
     assert problem.evaluate(model, exact=True).metrics["exact_inequality"]["max"] == 0.0
+
+
+@pytest.mark.parametrize("task", ["pwc", "opt"])
+def test_a_timed_answer_builds_its_constraints(task, monkeypatch):
+    """They depend on the input, so every answer needs them; what was remembered would be left out of T_test."""
+    config = resolve(task, "hardnet", 1, "fair")
+    problem = build_problem(config)
+    forward = problem.forward_for_timing(build_model(config, problem).eval())
+    built, build = [], problem.build_set
+    monkeypatch.setattr(problem, "build_set", lambda x: built.append(x) or build(x))
+    for _ in range(3):
+        forward()
+    assert len(built) == 3
