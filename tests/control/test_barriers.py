@@ -179,7 +179,10 @@ def test_hull_has_unit_outward_rows():
         (lambda: OutsideCircles([[0.0, 0.0]], [1.0], position=(-3, -2)), "counted from 0, got"),
         (lambda: OutsideCircles([[0.0, 0.0]], [1.0], position=(2, 3))(states(1)), r"the entries \(2, 3\).*got 3"),
         (lambda: InsideBox([1.0], [0.0]), "lower must not exceed upper"),
-        (lambda: InsideBox([0.0], [1.0], names=["a", "b"]), "each of the 1 entries of the state, got"),
+        (lambda: InsideBox([0.0], [1.0], names=["a", "b"]), r"names must be a list of 1 label, got \['a', 'b'\]"),
+        (lambda: InsidePolytope([[1.0], [2.0]], [1.0, 1.0], names=["a"]), "names must be a list of 2 labels, got"),
+        (lambda: FunctionBarrier(torch.sum, names="speed"), "names must be a list of one label per function, got 'sp"),
+        (lambda: hull_rows(torch.rand(6, 3)), r"points must have shape \(v, 2\), points in the plane, got \(6, 3\)"),
         (lambda: InsideBox([0.0], [1.0])(states(1)), r"x must have shape \(..., 1\), got \(1, 3\)"),
         (lambda: OutsideCircles([[2.5, 0.0]], [1.5])(torch.tensor([5, 0, 0])), r"got torch.int64: write x.double\(\)"),
         (Stack, "at least one barrier"),
@@ -189,6 +192,14 @@ def test_hull_has_unit_outward_rows():
 def test_bad_shapes_are_refused(build, message):
     with pytest.raises(ConstraintError, match=message):
         build()
+
+
+def test_an_empty_batch_has_empty_gradients():
+    inside = FunctionBarrier(lambda x: 1 - x.square())
+    for barrier, functions in ((inside, 3), (Union(inside, InsideBox([0.0] * 3, [1.0] * 3)), 1)):
+        value, gradient = barrier.evaluate(states(4, 0))
+        assert value.shape == (4, 0, functions)
+        assert gradient.shape == (4, 0, functions, 3)
 
 
 def test_a_barrier_must_say_what_it_is():

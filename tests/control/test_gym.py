@@ -231,9 +231,21 @@ def test_what_is_no_number_or_no_state_is_refused():
 def test_time_must_pass():
     from caffnet.control.gym import ControlEnv
 
-    for wrong in ({"dt": -1.0}, {"steps": 0}):
-        with pytest.raises(ConstraintError, match="steps >= 1 and dt > 0, got"):
+    for wrong in ({"dt": -1.0}, {"steps": 0}, {"steps": 2.0}):
+        with pytest.raises(ConstraintError, match="steps >= 1 and a finite dt > 0, got"):
             ControlEnv(Unicycle(), lambda rng: np.zeros(3), lambda x, u: 0.0, -1.0, 2.0, **wrong)
+
+
+def test_a_cost_cannot_change_the_input():
+    from caffnet.control.gym import ControlEnv
+
+    def cost(x, u):
+        u[:] = x[:2] = 9.0
+        return 0.0
+
+    env = ControlEnv(Unicycle(), lambda rng: np.zeros(3), cost, -1.0, 1.0)
+    env.reset(seed=0)
+    assert env.step(np.zeros(2))[0].tolist() == [0.0, 0.0, 0.0]
 
 
 def test_one_limit_for_all_inputs():

@@ -31,6 +31,7 @@ from caffnet.control import (
     wrap_angle,
 )
 from caffnet.errors import ConstraintError, InfeasibleError
+from caffnet.problem import Status
 
 LIMITS = AffineSet.box(torch.tensor([-0.1, -1.0], dtype=torch.float64), torch.tensor([1.0, 1.0], dtype=torch.float64))
 CIRCLES = OutsideCircles([[2.0, 0.1], [4.0, -0.5]], [0.5, 0.4])
@@ -77,11 +78,44 @@ def test_batch_axes_and_names():
     assert allowed.names[:2] == ("circle 0", "circle 1")
 
 
-@pytest.mark.parametrize("alpha", [linear(2.0), power(2.0, 3.0), saturating(2.0, 0.5)])
+@pytest.mark.parametrize("alpha", [linear(2.0), power(2.0, 3.0), power(2.0, 1.5), saturating(2.0, 0.5)])
 def test_class_k_grows_through_zero(alpha):
     h = torch.linspace(-1, 1, 101, dtype=torch.float64)
     assert alpha(torch.zeros(1)) == 0
     assert (alpha(h).diff() > 0).all()
+
+
+WALL, MASS = InsideBox([-math.inf, -math.inf], [1.0, math.inf]), DoubleIntegrator(1)
+
+
+def test_the_first_power_is_linear_on_the_boundary_too():
+    on_it = torch.tensor([1.0, -1.0], dtype=torch.float64)
+    given, wanted = (HighOrder(WALL, MASS, alpha).evaluate(on_it) for alpha in (power(2.0, 1.0), linear(2.0)))
+    torch.testing.assert_close(given, wanted, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("exponent", [1.5, 2.0, 3.0])
+def test_powers_have_finite_derivatives_on_the_boundary(exponent):
+    on_it = torch.tensor([1.0, -1.0], dtype=torch.float64, requires_grad=True)
+    alpha = power(1.0, exponent)
+    rows = BarrierConstraint(MASS, HighOrder(WALL, MASS, alpha), alpha)(on_it)
+    (slope,) = torch.autograd.grad(rows.upper.sum() + rows.A.sum(), on_it)
+    assert slope.isfinite().all()
+    h = torch.tensor([-1e-9, 0.0, 1e-9], dtype=torch.float64, requires_grad=True)
+    (slope,) = torch.autograd.grad(alpha(h).sum(), h)
+    assert (slope.diff().abs() < 1e-4).all()  # continuous through 0
+
+
+def test_where_nothing_is_safe_the_limits_still_hold():
+    """1 m from a wall at 5 m/s: the brakes are too weak, and no simulation may pretend otherwise."""
+    safe = BarrierConstraint(MASS, HighOrder(WALL, MASS), inputs=AffineSet.box(-1.0, 1.0, dim=1))
+    x = torch.tensor([[0.0, 5.0], [-9.0, 0.0]], dtype=torch.float64)
+    driver = SafetyFilter(lambda x: torch.full((2, 1), 0.5), safe, on_infeasible="nearest")
+    assert driver(x).tolist() == [[-1.0], [0.5]]
+    answer = driver.project(x)
+    assert answer.value.tolist() == [[-1.0], [0.5]]
+    assert [Status(int(s)).name for s in answer.status] == ["INFEASIBLE", "INSIDE"]
+    assert answer.violation[0] > 3
 
 
 def test_filter_keeps_a_reckless_driver_outside():
@@ -290,6 +324,17 @@ def column(x):
         ),
         (lambda: PID([1.0], [1.0, 2.0], [1.0], 0.1), "three gains, got 1, 2 and 1"),
         (lambda: PID([1.0], [1.0], [1.0], 0.0), "dt must be positive"),
+        (lambda: PID([1.0], [1.0], [1.0], math.inf), "dt must be positive and finite, got inf"),
+        (lambda: PID([math.nan], [1.0], [1.0], 0.1), "gains must be finite numbers, got"),
+        (lambda: PID([0.5], [0.0], [0.0], 0.1)(torch.tensor([3])), r"got torch.int64: write error.double\(\)"),
+        (lambda: PID([0.5] * 3, [0.0] * 3, [0.0] * 3, 0.1)(torch.zeros(4, 1)), r"shape \(..., 3\), got \(4, 1\)"),
+        (lambda: UnicyclePID()(torch.tensor([1, 0, 0])), r"x must be of a floating type, got torch.int64"),
+        (
+            lambda: BarrierConstraint(Unicycle(), FunctionBarrier(torch.sum))(torch.tensor([3, 3, 3])),
+            r"x must be of a floating type, got torch.int64: write x.double\(\)",
+        ),
+        (lambda: rollout(Unicycle(), UnicyclePID(), torch.zeros(3), 2.0, 0.1), "whole steps >= 1 .*got steps=2.0"),
+        (lambda: rollout(Unicycle(), UnicyclePID(), torch.zeros(3), 2, math.inf), "a finite dt > 0, got .*dt=inf"),
     ],
 )
 def test_bad_input_is_refused(act, message):

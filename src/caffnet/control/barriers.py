@@ -52,6 +52,9 @@ class Barrier:
                 f"The gradient of {type(self).__name__} comes from automatic differentiation, which torch.export does "
                 "not hold: define evaluate(x) in a subclass, with the gradient written out."
             )
+        if x.numel() == 0:  # vmap takes no empty batch
+            value = self(x)
+            return value, value.new_zeros(*value.shape, x.shape[-1])
         flat = x.reshape(-1, x.shape[-1])
         gradient, value = torch.func.vmap(torch.func.jacrev(twice, has_aux=True))(flat)
         batch = x.shape[:-1]
@@ -77,7 +80,7 @@ class FunctionBarrier(Barrier):
 
     def __init__(self, function: Callable[[Tensor], Tensor], names: Sequence[str] | None = None):
         self.function = function
-        self.names = None if names is None else tuple(names)
+        self.names = _labels(names)
 
     def __call__(self, x: Tensor) -> Tensor:
         """``h(x)``, ``(..., k)``."""
@@ -102,7 +105,7 @@ class InsidePolytope(Barrier):
             raise ConstraintError(
                 f"A must have shape (k, n_x) and b (k,), got {tuple(self.A.shape)} and {tuple(self.b.shape)}."
             )
-        self.names = None if names is None else tuple(names)
+        self.names = _labels(names, len(self.b))
 
     def __call__(self, x: Tensor) -> Tensor:
         """``b - A x``, ``(..., k)``."""
@@ -131,9 +134,7 @@ class InsideBox(InsidePolytope):
             )
         if (low > high).any():
             raise ConstraintError(f"lower must not exceed upper, got {low.tolist()} and {high.tolist()}.")
-        labels = [f"x{i}" for i in range(len(low))] if names is None else list(names)
-        if len(labels) != len(low):
-            raise ConstraintError(f"names must label each of the {len(low)} entries of the state, got {labels}.")
+        labels = _labels(names, len(low)) or [f"x{i}" for i in range(len(low))]
         one = torch.eye(len(low), dtype=torch.float64)
         A, b = torch.cat([one, -one]), torch.cat([high, -low])
         finite = b.isfinite()
@@ -321,7 +322,10 @@ def hull_corners(points: ArrayLike) -> Tensor:
     >>> hull_corners([[0, 0], [1, 0], [0, 1], [1, 1], [0.5, 0.5]]).tolist()
     [[0.0, 0.0], [1.0, 0.0], [1.0, 1.0], [0.0, 1.0]]
     """
-    ordered = sorted((float(a), float(b)) for a, b in _constant("points", points))
+    given = _constant("points", points)
+    if given.ndim != 2 or given.shape[1] != 2:
+        raise ConstraintError(f"points must have shape (v, 2), points in the plane, got {tuple(given.shape)}.")
+    ordered = sorted((a, b) for a, b in given.tolist())
 
     def chain(way: list[tuple[float, float]]) -> list[tuple[float, float]]:
         kept: list[tuple[float, float]] = []
@@ -397,6 +401,16 @@ def _constant(name: str, value: ArrayLike, infinite: bool = False) -> Tensor:
     if given.isnan().any() or not (infinite or given.isfinite().all()):
         raise ConstraintError(f"{name} must be {'' if infinite else 'finite '}numbers, got {given.tolist()}.")
     return given
+
+
+def _labels(names: Sequence[str] | None, count: int | None = None) -> tuple[str, ...] | None:
+    """One label each; a single text would be taken for a list of letters."""
+    if names is None:
+        return None
+    if isinstance(names, str) or (count is not None and len(names) != count):
+        wanted = "one label per function" if count is None else f"{count} label{'s' * (count != 1)}"
+        raise ConstraintError(f"names must be a list of {wanted}, got {names!r}.")
+    return tuple(names)
 
 
 def _positive(sharpness: float) -> float:

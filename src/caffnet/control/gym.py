@@ -13,7 +13,7 @@ from torch import Tensor
 from caffnet.constraints import AffineSet
 from caffnet.control.barriers import Barrier
 from caffnet.control.safety import explain
-from caffnet.control.simulation import rk4
+from caffnet.control.simulation import check_steps, rk4
 from caffnet.control.systems import ControlAffine
 from caffnet.errors import ConstraintError, InfeasibleError
 from caffnet.layer import OPTIONS
@@ -54,8 +54,7 @@ class ControlEnv(gymnasium.Env[np.ndarray, np.ndarray]):
         dt: float = 0.1,
     ):
         self.system, self.start, self.cost, self.barrier, self.done = system, start, cost, barrier, done
-        if steps < 1 or not dt > 0:
-            raise ConstraintError(f"An environment needs steps >= 1 and dt > 0, got steps={steps} and dt={dt}.")
+        check_steps("An environment", steps, dt)
         self.steps, self.dt = steps, dt
         self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (system.n_x,), np.float64)
         low, high = (np.broadcast_to(np.asarray(side, np.float64), (system.n_u,)) for side in (lower, upper))
@@ -77,7 +76,7 @@ class ControlEnv(gymnasium.Env[np.ndarray, np.ndarray]):
             raise ConstraintError("The episode is over, or none was started: call reset() first.")
         space = self.action_space
         u = np.clip(_numbers("action", action, self.system.n_u), space.low, space.high)  # type: ignore[attr-defined]
-        reward = -float(self.cost(self._x.numpy().copy(), u))
+        reward = -float(self.cost(self._x.numpy().copy(), u.copy()))
         self._x = rk4(self.system, self._x, torch.from_numpy(u), self.dt)
         arrived = self.done is not None and bool(self.done(self._x.numpy().copy()))
         cut = self._left == 1

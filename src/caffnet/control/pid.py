@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from caffnet.control.systems import wrap_angle
+from caffnet.control.systems import check_states, wrap_angle
 from caffnet.errors import ConstraintError
 
 
@@ -35,9 +36,11 @@ class PID:
                 raise ConstraintError(f"{name} must be a list with one gain per component, got {gains!r}.")
         if not len(kp) == len(ki) == len(kd):
             raise ConstraintError(f"Each component needs three gains, got {len(kp)}, {len(ki)} and {len(kd)} of them.")
-        if not dt > 0:
-            raise ConstraintError(f"dt must be positive, got {dt!r}.")
+        if not 0 < dt < math.inf:
+            raise ConstraintError(f"dt must be positive and finite, got {dt!r}.")
         self.gains = torch.tensor([list(kp), list(ki), list(kd)], dtype=torch.float64)
+        if not self.gains.isfinite().all():
+            raise ConstraintError(f"The gains must be finite numbers, got {self.gains.tolist()}.")
         self.dt = dt
         self._memory: tuple[Tensor, Tensor] | None = None
 
@@ -47,6 +50,7 @@ class PID:
 
     def __call__(self, error: Tensor) -> Tensor:
         """The command ``(..., k)`` for the error ``(..., k)``."""
+        check_states("error", error, self.gains.shape[-1])
         kp, ki, kd = self.gains.to(error)
         now = error.detach()
         total, last = (torch.zeros_like(now),) * 2 if self._memory is None else self._memory
@@ -93,6 +97,7 @@ class UnicyclePID:
 
     def __call__(self, x: Tensor) -> Tensor:
         """The input ``(v, ω)``, ``(..., 2)``, at states ``(..., 3)``; not saturated."""
+        check_states("x", x, 3)
         command = self.pid(body_frame_error(x, self.goal.to(x)))
         return torch.stack([command[..., 0], command[..., 1] + command[..., 2]], -1)
 

@@ -14,6 +14,7 @@ The argument is for inputs that change at every instant. An input that is held f
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from functools import partial
@@ -28,7 +29,7 @@ from caffnet.control.barriers import Barrier
 from caffnet.control.systems import ControlAffine, check_states
 from caffnet.errors import ConstraintError, InfeasibleError
 from caffnet.layer import CAffine
-from caffnet.projection import Projection
+from caffnet.projection import Projection, project
 
 ClassK: TypeAlias = Callable[[Tensor], Tensor]
 
@@ -44,7 +45,7 @@ def power(slope: float = 1.0, exponent: float = 3.0) -> ClassK:
     _check_positive(slope=slope)
     if not 1 <= exponent < math.inf:
         raise ConstraintError(f"exponent must be at least 1, got {exponent!r}: below, α has no derivative at 0.")
-    return partial(_power, slope=slope, exponent=exponent)
+    return partial(_power, slope=slope, exponent=exponent) if exponent > 1 else linear(slope)
 
 
 def saturating(slope: float = 1.0, limit: float = 1.0) -> ClassK:
@@ -61,7 +62,9 @@ def _linear(h: Tensor, slope: float) -> Tensor:
 
 
 def _power(h: Tensor, slope: float, exponent: float) -> Tensor:
-    return slope * h.sign() * h.abs() ** exponent
+    # At 0, α' = 0; α'' may be infinite, but α is odd: 0 lies between its two sides, where autograd would give NaN.
+    size = torch.where(h == 0, 1.0, h).abs()
+    return slope * h.sign() * size**exponent
 
 
 def _saturating(h: Tensor, slope: float, limit: float) -> Tensor:
@@ -117,9 +120,10 @@ class BarrierConstraint:
         names = self.barrier.names or tuple(f"barrier {i}" for i in range(value.shape[-1]))
         lower = bound.new_full((len(names),), -torch.inf)
         safe = AffineSet.from_parts(rows, lower, bound, names, ("<=",) * len(names))
-        return safe if self.inputs is None else safe & self._inputs_like(x)
+        return safe if self.inputs is None else safe & self.inputs_like(x)
 
-    def _inputs_like(self, x: Tensor) -> AffineSet:
+    def inputs_like(self, x: Tensor) -> AffineSet:
+        """The limits on the input, in the number type and on the device of `x`."""
         assert self.inputs is not None
         key = (x.dtype, x.device)
         if key in self._cast:
@@ -194,7 +198,8 @@ class SafetyFilter(nn.Module):
         policy: any function ``x -> u``: a controller, a trained network, a human's joystick. What it returns is used in
             the number type and on the device of the state.
         constraint: the safe inputs at each state, a `BarrierConstraint` or any function ``x -> AffineSet``.
-        **options: for the layer, as in `caffnet.project`.
+        **options: for the layer, as in `caffnet.project`. With ``on_infeasible="nearest"``, where no input is safe,
+            the point of least violation is brought within the `inputs` of a `BarrierConstraint`: no actuator does more.
 
     >>> from caffnet.control import OutsideCircles, Unicycle
     >>> safe = BarrierConstraint(Unicycle(), OutsideCircles([[2.0, 0.0]], [1.0]))
@@ -209,11 +214,12 @@ class SafetyFilter(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The safe input ``(..., n_u)`` at the states x ``(..., n_x)``."""
-        return self._filter(self.layer, x)
+        return self._within_limits(self._filter(self.layer, x))
 
     def project(self, x: Tensor) -> Projection:
         """As `forward`, with the evidence: whether the filter had to act, and which rows stopped it."""
-        return self._filter(self.layer.project, x)
+        answer = self._filter(self.layer.project, x)
+        return dataclasses.replace(answer, value=self._within_limits(answer.value))
 
     def reset(self) -> None:
         """Start a new rollout: forwarded to a policy with memory."""
@@ -225,6 +231,13 @@ class SafetyFilter(nn.Module):
             return answer(torch.as_tensor(self.policy(x)).to(x), x=x)
         except InfeasibleError as error:
             raise explain(error) from None
+
+    def _within_limits(self, u: Tensor) -> Tensor:
+        """The inputs ``(..., n_u)``; only those where nothing is safe can be beyond the limits."""
+        safe, told = self.layer.constraint, self.layer.options.get("on_infeasible")
+        if told != "nearest" or not isinstance(safe, BarrierConstraint) or safe.inputs is None:
+            return u
+        return project(u, safe.inputs_like(u), on_infeasible="nearest").value
 
 
 def explain(error: InfeasibleError) -> InfeasibleError:
@@ -239,7 +252,8 @@ def explain(error: InfeasibleError) -> InfeasibleError:
         return error
     return InfeasibleError(
         f"{error}\nThe input does not reach {names}: the row is zero (L_g h = 0), and no input can help. "
-        "If it acts only through the drift, use HighOrder(barrier, system) in place of the barrier.",
+        "If it acts only through the drift, use HighOrder(barrier, system) in place of the barrier; if h has no slope "
+        "here (∇h = 0, as at the centre of a circle), keep away from such states.",
         error.samples,
         error.conflicts,
     )

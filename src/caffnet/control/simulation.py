@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
+import numbers
 from collections.abc import Callable
 
 import torch
@@ -98,8 +100,7 @@ def rollout(
     >>> path.states.shape, path.inputs.shape
     (torch.Size([5, 11, 3]), torch.Size([5, 10, 2]))
     """
-    if steps < 1 or not dt > 0:
-        raise ConstraintError(f"A rollout needs steps >= 1 and dt > 0, got steps={steps} and dt={dt}.")
+    check_steps("A rollout", steps, dt)
     check_states("start", start, system.n_x)
     if hasattr(policy, "reset"):
         policy.reset()  # type: ignore[attr-defined]
@@ -110,6 +111,13 @@ def rollout(
         inputs.append(u)
         states.append(integrate(system, x, u, dt))
     return Trajectory(torch.stack(states, -2), torch.stack(inputs, -2))
+
+
+def check_steps(what: str, steps: int, dt: float) -> None:
+    """Refuse what is no number of steps, or no time between them."""
+    whole = isinstance(steps, numbers.Integral) and not isinstance(steps, bool)
+    if not whole or steps < 1 or not 0 < dt < math.inf:
+        raise ConstraintError(f"{what} needs whole steps >= 1 and a finite dt > 0, got steps={steps!r} and dt={dt!r}.")
 
 
 def _for_every_state(u: Tensor, x: Tensor, n_u: int) -> Tensor:

@@ -68,13 +68,18 @@ class ControlAffine:
         return matrix.to(x)
 
     def _check(self, x: Tensor, u: Tensor) -> None:
-        if not x.is_floating_point():
-            raise ConstraintError(f"x must be of a floating type, got {x.dtype}: write x.double().")
-        for name, value, size in (("x", x, self.n_x), ("u", u, self.n_u)):
-            check_states(name, value, size)
+        check_states("x", x, self.n_x)
+        check_vectors("u", u, self.n_u)
 
 
 def check_states(name: str, value: Tensor, size: int) -> None:
+    """Refuse what is no tensor ``(..., size)`` of a floating type."""
+    check_vectors(name, value, size)
+    if not value.is_floating_point():
+        raise ConstraintError(f"{name} must be of a floating type, got {value.dtype}: write {name}.double().")
+
+
+def check_vectors(name: str, value: Tensor, size: int) -> None:
     """Refuse what is no tensor ``(..., size)``."""
     if not isinstance(value, Tensor):
         raise ConstraintError(f"{name} must be a tensor, got {type(value).__name__}: write torch.as_tensor({name}).")

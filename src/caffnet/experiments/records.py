@@ -22,11 +22,19 @@ from caffnet.experiments.files import write_once
 FORMAT = "caffnet-record-1"
 
 
-#: What a record must say for a report.
-PARTS = ("config", "versions", "machine", "training", "evaluation", "curves", "finished")
-CONFIG_PARTS = ("task", "method", "seed", "protocol", "epochs")
+#: What a record must say for a report, and what its parts must say; a solver is not trained.
+PARTS: dict[str, Any] = {
+    "config": dict.fromkeys(("task", "method", "seed", "protocol", "epochs")),
+    "versions": {},
+    "machine": dict.fromkeys(("processor", "threads")),
+    "training": None,
+    "evaluation": {"inequality": {"max": None}},
+    "curves": {},
+    "finished": None,
+}
+TRAINED = {"training": {"history": dict.fromkeys(("epoch", "loss"))}}
 KNOWN = {"task": TASKS, "protocol": PROTOCOLS, "method": (*ALL_METHODS, "ipopt")}
-TIMING_PARTS = ("name", "task", "protocol", "methods", "finished")
+TIMING_PARTS = {"name": None, "task": None, "protocol": None, "methods": {}, "finished": None}
 
 
 class RecordError(ValueError):
@@ -72,20 +80,35 @@ def read_record(path: Path) -> dict[str, Any]:
     return record
 
 
-def read_records(out: Path) -> list[dict[str, Any]]:
-    """All records below a folder, in the order of their names; the folder may be called ``records`` itself.
+def read_records(*folders: Path) -> list[dict[str, Any]]:
+    """All records below folders, in the order of their names; a folder may be called ``records`` itself.
 
     Raises:
-        RecordError: one is not a record, or incomplete.
+        RecordError: some are not records, or incomplete; all of these are named.
     """
-    found = []
-    for path in sorted(path for path in out.rglob("*.json") if path.parent.name == "records"):
-        record = read_run(path)
-        for part, known in KNOWN.items():
-            if record["config"][part] not in known:
-                raise RecordError(f"{path} is of no known {part}: it says {record['config'][part]!r}.")
-        found.append(record)
+    found, broken = [], []
+    for path in _files(folders, "records"):
+        try:
+            found.append(_read_known(path))
+        except RecordError as error:
+            broken.append(str(error))
+    if broken:
+        raise RecordError("\n".join(broken))
     return found
+
+
+def _files(folders: Iterable[Path], parent: str) -> list[Path]:
+    """The JSON files in all folders called `parent`, each once where the given ones overlap."""
+    below = (path for folder in folders for path in folder.rglob("*.json") if path.parent.name == parent)
+    return sorted({path.resolve(): path for path in below}.values())
+
+
+def _read_known(path: Path) -> dict[str, Any]:
+    record = read_run(path)
+    for part, known in KNOWN.items():
+        if record["config"][part] not in known:
+            raise RecordError(f"{path} is of no known {part}: it says {record['config'][part]!r}.")
+    return record
 
 
 def read_run(path: Path, name: str | None = None) -> dict[str, Any]:
@@ -96,25 +119,40 @@ def read_run(path: Path, name: str | None = None) -> dict[str, Any]:
     """
     record = read_record(path)
     _check_parts(path, record, PARTS)
-    _check_parts(path, record["config"], CONFIG_PARTS)
+    _check_parts(path, record, {} if record["config"]["method"] == "ipopt" else TRAINED)
     if name is not None and record.get("name") != name:
         raise RecordError(f"{path} is the record of another run, {record.get('name')}: move it away.")
     return record
 
 
-def _check_parts(path: Path, record: Any, parts: tuple[str, ...]) -> None:
-    if absent := [part for part in parts if not isinstance(record, dict) or part not in record]:
+def _check_parts(path: Path, record: dict[str, Any], parts: dict[str, Any]) -> None:
+    if absent := _absent(record, parts):
         raise RecordError(f"{path} is incomplete: it has no {', '.join(absent)}.")
 
 
-def read_timings(folders: Iterable[Path]) -> list[dict[str, Any]]:
+def _absent(record: dict[str, Any], parts: dict[str, Any]) -> list[str]:
+    """The parts that are not there, or not divided as they should be.
+
+    >>> _absent({"machine": {"threads": 1}, "curves": None}, {"machine": {"threads": None, "gpu": None}, "curves": {}})
+    ['machine.gpu', 'curves']
+    """
+    absent = []
+    for name, inner in parts.items():
+        if name not in record or (inner is not None and not isinstance(record[name], dict)):
+            absent.append(name)
+        elif inner:
+            absent += [f"{name}.{deeper}" for deeper in _absent(record[name], inner)]
+    return absent
+
+
+def read_timings(*folders: Path) -> list[dict[str, Any]]:
     """The timing of every task and protocol with the most methods; of equal ones the latest."""
 
     def rank(record: dict[str, Any]) -> tuple[int, str]:
         return len(record["methods"]), record["finished"]
 
     found: dict[str, dict[str, Any]] = {}
-    for path in (path for folder in folders for path in sorted(folder.rglob("timing/*.json"))):
+    for path in _files(folders, "timing"):
         record = read_record(path)
         _check_parts(path, record, TIMING_PARTS)
         if rank(record) >= rank(found.get(record["name"], record)):

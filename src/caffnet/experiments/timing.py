@@ -54,8 +54,8 @@ def time_methods(
         raise ConfigError(f"task must be one of {', '.join(TASKS)}, got {task!r}.")
     seed, tell = SEEDS[task][0], on_step or (lambda _: None)
     # A post-hoc projection is the soft network until it is evaluated.
-    rows = [name for name in dict.fromkeys(methods or METHODS[task]) if name != "post-hoc"]
-    if not rows:
+    rows = list(dict.fromkeys(methods or (name for name in METHODS[task] if name != "post-hoc")))
+    if "post-hoc" in rows:
         raise ConfigError("post-hoc has no times of its own: it is the soft network, nn, until it is evaluated.")
     problems: dict[str, Problem] = {}
     steps: dict[str, dict[str, Callable[[], float]]] = {"train_ms": {}, "test_ms": {}}

@@ -13,12 +13,14 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import numpy as np
+
 from caffnet.experiments.config import PROTOCOLS, SEEDS
 from caffnet.experiments.report.formats import number
 from caffnet.experiments.report.groups import FIRST_EPOCHS, TITLES, Group, full_runs
 from caffnet.experiments.report.tables import Cell, Table, optima
 
-SATISFIED = 1e-12  # rounding of values of order one, many times over; soft methods are ten orders of magnitude above
+SATISFIED = 1000  # machine epsilons: rounding of values of order one, many times over
 LATELY = 100  # epochs
 ARRIVED_NEAR = 0.5  # metres from the goal that still count as its vicinity
 
@@ -86,6 +88,12 @@ class Evidence:
         seeds = "" if tuple(group.seeds) == SEEDS[group.task] else f"seed{plural} {' '.join(map(str, group.seeds))}"
         told = ", ".join(part for part in (seeds, group.changes) if part)
         return f" ({told})" if told else ""
+
+    @property
+    def rounding(self) -> float:
+        """The violation that still counts as none, in the number type of the runs."""
+        config = next(iter(self.groups.values())).records[0]["config"]
+        return SATISFIED * float(np.finfo(config.get("dtype", "float64")).eps)
 
     def values(self, method: str, column: str) -> list[float]:
         """A metric of all seeds of a method."""
@@ -157,13 +165,13 @@ def _list(figures: dict[str, Any], write: Callable[[Any], str] = number) -> str:
 
 def _satisfied(seen: Evidence) -> Verdict:
     worst = max(max(seen.largest(method)) for method in seen.methods)
-    return worst <= SATISFIED, f"largest violation {number(worst)}"
+    return worst <= seen.rounding, f"largest violation {number(worst)}"
 
 
 def _violated(seen: Evidence) -> Verdict:
     """Each of the methods, with each seed."""
     least = {method: min(seen.largest(method)) for method in seen.methods}
-    return min(least.values()) > SATISFIED, f"largest violation, with the best seed: {_list(least)}"
+    return min(least.values()) > seen.rounding, f"largest violation, with the best seed: {_list(least)}"
 
 
 def _first_is_lowest(figure: Callable[[Evidence, str], float]) -> Callable[[Evidence], Verdict]:
@@ -226,7 +234,7 @@ def _near_goal_safely(seen: Evidence) -> Verdict:
     near, told = _near_goal(seen)
     collided, worst = int(sum(seen.values(method, "collided"))), max(seen.largest(method))
     return (
-        near and not collided and worst <= SATISFIED,
+        near and not collided and worst <= seen.rounding,
         f"{told}; {collided} collided, largest violation {number(worst)}",
     )
 

@@ -219,12 +219,15 @@ def _lowest_losses(groups: list[Group]) -> dict[int, float]:
 def optimality_gap(groups: list[Group]) -> Figure | None:
     """One dot per method and seed."""
     best = optima(groups)
-    shown = [group for group in groups if group.method != "ipopt"]
-    if not best or not shown:
+    shown = [group for group in groups if group.method != "ipopt" and any(_gaps(group, best).values())]
+    if not shown:
         return None
-    seeds = sorted(best)
+    seeds = sorted(seed for seed in best if any(seed in group.seeds for group in shown))
     figure = Figure(figsize=(6.0, 2.8), layout="constrained")
     ax = figure.subplots()
+    sizes = [abs(gap) for group in shown for gap in _gaps(group, best).values() if gap]
+    ax.set_yscale("log")
+    ax.set_ylim(min(sizes) / 2, max(sizes) * 2)
     width = 0.7 / len(shown)
     for i, group in enumerate(shown):
         gaps = _gaps(group, best)
@@ -237,7 +240,6 @@ def optimality_gap(groups: list[Group]) -> Figure | None:
             edge = COLOURS[group.method]
             x, y = [p for p, _ in below], [g for _, g in below]
             ax.scatter(x, y, s=26, c="none", marker="v", edgecolors=edge, zorder=3)
-    ax.set_yscale("log")
     for i in range(len(seeds) - 1):
         ax.axvline(i + 0.5, color=LIGHT, linewidth=0.8)
     ax.set_xticks(range(len(seeds)), [f"seed {seed}" for seed in seeds])

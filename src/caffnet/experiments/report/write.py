@@ -63,10 +63,10 @@ def write_report(folders: Sequence[Path], out: Path, markdown_to: Path | None = 
                 f"There is no folder {folder}: name one with records, as in caffnet report {QUICK_FOLDER}, or do a run "
                 "first (caffnet run pwc --quick)."
             )
-    records = [record for folder in folders for record in read_records(folder)]
-    if not records:
+    records, timings = read_records(*folders), read_timings(*folders)
+    if not records and not timings:
         raise RecordError(f"No records below {', '.join(map(str, folders))}: do a run first (caffnet run pwc --quick).")
-    groups, timings = group_records(records), read_timings(folders)
+    groups = group_records(records)
     written: list[Path] = []
 
     def write(name: str, content: bytes | str) -> None:
@@ -150,5 +150,5 @@ def _drawn(groups: list[Group], task: str, protocol: str) -> list[Group]:
     """The groups of a figure; the optimality gap needs IPOPT from whichever protocol has it."""
     chosen = main_groups(groups, task, protocol)
     if task == "opt" and chosen and not any(group.method == "ipopt" for group in chosen):
-        chosen += [group for group in groups if group.method == "ipopt"][:1]
+        chosen += [group for group in groups if group.method == "ipopt"]
     return chosen
