@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Circle, Polygon, Rectangle
+from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator
 
 from caffnet.experiments.report.groups import FIRST_EPOCHS, TITLES, Group
@@ -31,6 +32,8 @@ COLOURS = {
 #: Methods that often coincide with another one, which then shows through.
 DASHED = {"hardnet": (0, (5, 2)), "caffnet-ff-lite": (0, (3, 2))}
 GREY, LIGHT = "#555555", "#ECECEC"
+#: Words that stay readable where a line crosses them.
+OUTLINED: Any = {"path_effects": [withStroke(linewidth=2, foreground="white", alpha=0.8)], "zorder": 6}
 STYLE: Any = {
     "font.size": 9,
     "axes.titlesize": 9.5,
@@ -269,9 +272,9 @@ def trajectories(groups: list[Group]) -> Figure | None:
     for i, corners in enumerate(scene["obstacles"]):
         ax.add_patch(Polygon(corners, facecolor="#BDBDBD", edgecolor="#777777", linewidth=0.7, zorder=1))
         middle = (sum(c[0] for c in corners) / len(corners), sum(c[1] for c in corners) / len(corners))
-        ax.annotate(f"$\\mathcal{{O}}_{i + 1}$", middle, ha="center", va="center", fontsize=9, zorder=6)
+        ax.annotate(f"$\\mathcal{{O}}_{i + 1}$", middle, ha="center", va="center", fontsize=9, **OUTLINED)
     ax.add_patch(Circle((0, 0), scene["goal_radius"], facecolor="none", edgecolor="black", linewidth=0.9, zorder=4))
-    ax.annotate("goal", (0, 0), xytext=(4, 9), textcoords="offset points", fontsize=8)
+    ax.annotate("goal", (0, 0), xytext=(4, 9), textcoords="offset points", fontsize=8, **OUTLINED)
     for group in shown:
         main = _drawn_record(group, shown)
         colour = COLOURS[group.method]
