@@ -123,7 +123,6 @@ def time_(
 
     torch.set_num_threads(threads)
     console = Console()
-    _make_folder(out)
     try:
         with console.status("building") as status:
             found = time_methods(

@@ -87,9 +87,12 @@ class CAffine(nn.Module):
         `w` may be a function: it is asked for w ``(..., n)`` with a mask ``(...)`` of the samples for which it may
         matter, those whose `f` is not feasible (all of them in graphs, with `strict` or with equalities).
         """
-        if self.training and not self.enabled:
-            return f
-        return self.project(f, w, x=x).value
+        return f if self.passes else self.project(f, w, x=x).value
+
+    @property
+    def passes(self) -> bool:
+        """Whether `f` passes unchanged: in training mode, while the layer is not enabled."""
+        return self.training and not self.enabled
 
     def project(self, f: Tensor, w: NullVector = None, *, x: Any = None) -> Projection:
         """As `forward`, with the evidence: status, active rows, violation."""

@@ -77,6 +77,10 @@ def reach(dtype: torch.dtype) -> float:
     return math.sqrt(torch.finfo(dtype).eps)
 
 
+#: A violation counts this much more for rows that must not give way: the limits of an actuator, where no input is safe.
+#: So the other rows give way by all but 1e-12 of what is needed. A power of two: scaling costs no digit.
+UNYIELDING = 2.0**40
+
 #: Numbers between these can be squared, summed and divided without overflow or underflow; the compiled kernel, which
 #: does not guard every sum, leaves samples beyond them to the torch path.
 SQUARABLE = (2.0**-400, 2.0**400)

@@ -142,7 +142,9 @@ def test_a_barrier_without_its_last_axis_is_refused():
         def __call__(self, x):
             return x[..., 1]
 
-    with pytest.raises(ConstraintError, match=r"Height must give shape \(k,\) for one state, got \(\): .*unsqueeze"):
+    with pytest.raises(
+        ConstraintError, match=r"Height must give shape \(k,\) for one state, got \(\) for \(3,\): .*unsqueeze"
+    ):
         Height().evaluate(states(5))
 
 
@@ -195,6 +197,12 @@ def test_bad_shapes_are_refused(build, message):
 
 
 def test_an_empty_batch_has_empty_gradients():
+    class Height(Barrier):
+        def __call__(self, x):
+            return x[..., 1]
+
+    with pytest.raises(ConstraintError, match=r"got \(0,\) for \(0, 3\): .*unsqueeze"):
+        Height().evaluate(states(0))
     inside = FunctionBarrier(lambda x: 1 - x.square())
     for barrier, functions in ((inside, 3), (Union(inside, InsideBox([0.0] * 3, [1.0] * 3)), 1)):
         value, gradient = barrier.evaluate(states(4, 0))

@@ -16,6 +16,7 @@ from caffnet.control import (
     FunctionBarrier,
     HighOrder,
     InsideBox,
+    InsidePolytope,
     OutsideCircles,
     SafetyFilter,
     Stack,
@@ -116,6 +117,60 @@ def test_where_nothing_is_safe_the_limits_still_hold():
     assert answer.value.tolist() == [[-1.0], [0.5]]
     assert [Status(int(s)).name for s in answer.status] == ["INFEASIBLE", "INSIDE"]
     assert answer.violation[0] > 3
+
+
+def test_least_violation_within_the_limits_is_no_clipped_compromise():
+    """u1 >= 1.5 is beyond the limit of 1; |u2 - 20 u1| <= 0.1 need not suffer from that."""
+    rows = torch.tensor([[1.0, 0.0], [-20.0, 1.0], [20.0, -1.0]], dtype=torch.float64)
+    still = ControlAffine(2, 2, None, lambda x: torch.eye(2, dtype=x.dtype))
+    barrier = FunctionBarrier(lambda x: rows.to(x) @ x + torch.tensor([-1.5, 0.1, 0.1]).to(x))
+    limits = AffineSet.box([-1.0, -50.0], [1.0, 50.0])
+    safe = BarrierConstraint(still, barrier, linear(1.0), limits)
+    for dtype in (torch.float32, torch.float64):
+        driver = SafetyFilter(lambda x: torch.zeros(2), safe, on_infeasible="nearest")
+        answer = driver.project(torch.zeros(2, dtype=dtype))
+        assert answer.value.dtype == dtype
+        assert float(answer.value[0]) == pytest.approx(1.0, abs=8 * torch.finfo(dtype).eps)
+        assert answer.violation == pytest.approx(0.5, rel=1e-5)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_limits_hold_exactly_where_nothing_is_safe(strict):
+    corners = torch.linspace(0, 2 * math.pi, 8, dtype=torch.float64)[:-1]
+    limits = AffineSet.inequality(torch.stack([corners.cos(), corners.sin()], -1), torch.ones(7, dtype=torch.float64))
+    plane, wall = DoubleIntegrator(2), InsidePolytope([[-1.0, 0.2, 0.0, 0.0]], [0.0])
+    safe = BarrierConstraint(plane, HighOrder(wall, plane), inputs=limits)
+    noise = torch.randn(50, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    x = noise + torch.tensor([2.0, 0.0, -9.0, 0.0], dtype=torch.float64)
+    driver = SafetyFilter(lambda x: torch.zeros(2), safe, on_infeasible="nearest", strict=strict)
+    answer = driver.project(x)
+    assert (answer.status == Status.INFEASIBLE).sum() > 20
+    assert limits.violation(answer.value).max() <= (0 if strict else 1e-15)
+
+
+def test_a_warm_up_passes_beyond_the_limits():
+    safe = BarrierConstraint(MASS, HighOrder(WALL, MASS), inputs=AffineSet.box(-1.0, 1.0, dim=1))
+    driver = SafetyFilter(lambda x: torch.full((1,), 7.0), safe, on_infeasible="nearest")
+    driver.layer.enabled = False
+    assert driver(torch.zeros(2)) == 7.0
+    assert driver.eval()(torch.zeros(2)) == 1.0
+
+
+def test_limits_hold_under_vmap():
+    safe = BarrierConstraint(MASS, HighOrder(WALL, MASS), inputs=AffineSet.box(-1.0, 1.0, dim=1))
+    driver = SafetyFilter(lambda x: torch.full((1,), 0.5), safe, on_infeasible="nearest")
+    x = torch.tensor([[0.0, 5.0], [-9.0, 0.0]], dtype=torch.float64)
+    assert torch.func.vmap(driver)(x).tolist() == [[-1.0], [0.5]]
+
+
+def test_a_filter_compiles_whole_at_its_first_call():
+    safe = BarrierConstraint(Unicycle(), CIRCLES, inputs=LIMITS)
+    driver = SafetyFilter(UnicyclePID(), safe)
+    x = states(4)
+    whole = torch.compile(driver.layer, fullgraph=True, backend="eager")
+    torch.testing.assert_close(
+        whole(torch.ones(4, 2, dtype=x.dtype), x=x), driver.layer(torch.ones(4, 2, dtype=x.dtype), x=x)
+    )
 
 
 def test_filter_keeps_a_reckless_driver_outside():

@@ -436,7 +436,9 @@ def test_a_broken_record_is_named(tmp_path):
     with pytest.raises(RecordError, match="not a record of this program"):
         read_records(tmp_path)
     path.write_text(json.dumps({"format": "caffnet-record-1", "config": {}, "training": {}, "evaluation": {}}))
-    with pytest.raises(RecordError, match=r"no config\.task, .*, machine, evaluation\.inequality, curves, finished"):
+    with pytest.raises(
+        RecordError, match=r"no config\.task, .*, evaluation\.inequality, curves, versions, machine, finished"
+    ):
         read_records(path.parent)
 
 

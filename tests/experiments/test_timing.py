@@ -33,6 +33,15 @@ def test_an_unknown_task_is_refused(tmp_path: Path):
         time_methods("cbf", "paper", tmp_path, methods=["nn", "post-hoc"])
 
 
+def test_the_folder_is_checked_first_and_made_for_known_tasks_only(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"out must be a folder, but .*file/x cannot be one"):
+        time_methods("pwc", "paper", tmp_path / "file" / "x", on_step=lambda _: pytest.fail("measured"))
+    with pytest.raises(ConfigError, match="task must be"):
+        time_methods("pwx", "paper", tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
 def test_the_report_can_be_put_into_a_documentation(tmp_path: Path):
     run_one(resolve("pwc", "nn", 1, "paper", {"epochs": 3}), tmp_path / "results")
     time_methods("pwc", "paper", tmp_path / "results", rounds=1)

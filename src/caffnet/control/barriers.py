@@ -38,14 +38,17 @@ class Barrier:
     def evaluate(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """``h(x)`` ``(..., k)`` and its gradient ``(..., k, n_x)``; both can be differentiated again."""
 
-        def twice(state: Tensor) -> tuple[Tensor, Tensor]:
-            value = self(state)
-            if value.ndim != 1:
+        def checked(states: Tensor) -> Tensor:
+            value = self(states)
+            if value.ndim != states.ndim:
                 raise ConstraintError(
-                    f"{type(self).__name__} must give shape (k,) for one state, got {tuple(value.shape)}: "
-                    "a single function needs a last axis of size 1, as of h.unsqueeze(-1)."
+                    f"{type(self).__name__} must give shape (k,) for one state, got {tuple(value.shape)} for "
+                    f"{tuple(states.shape)}: a single function needs a last axis of size 1, as of h.unsqueeze(-1)."
                 )
-            return value, value
+            return value
+
+        def twice(state: Tensor) -> tuple[Tensor, Tensor]:
+            return (value := checked(state)), value
 
         if torch.compiler.is_exporting():
             raise ConstraintError(
@@ -53,7 +56,7 @@ class Barrier:
                 "not hold: define evaluate(x) in a subclass, with the gradient written out."
             )
         if x.numel() == 0:  # vmap takes no empty batch
-            value = self(x)
+            value = checked(x)
             return value, value.new_zeros(*value.shape, x.shape[-1])
         flat = x.reshape(-1, x.shape[-1])
         gradient, value = torch.func.vmap(torch.func.jacrev(twice, has_aux=True))(flat)

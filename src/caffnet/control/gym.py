@@ -12,7 +12,7 @@ from torch import Tensor
 
 from caffnet.constraints import AffineSet
 from caffnet.control.barriers import Barrier
-from caffnet.control.safety import explain
+from caffnet.control.safety import explain, within_limits
 from caffnet.control.simulation import check_steps, rk4
 from caffnet.control.systems import ControlAffine
 from caffnet.errors import ConstraintError, InfeasibleError
@@ -101,8 +101,7 @@ class SafeActions(gymnasium.Wrapper[np.ndarray, np.ndarray, np.ndarray, np.ndarr
 
     ``info["action"]`` holds the action taken, rounded to the number type of the action space, ``info["filtered"]``
     tells whether it differs from the agent's, and ``info["status"]`` is its `Status`. Where no action within the limits
-    is safe, an `InfeasibleError` is raised, or with ``on_infeasible="nearest"`` the point of least violation is taken,
-    saturated to the limits.
+    is safe, an `InfeasibleError` is raised, or with ``on_infeasible="nearest"`` the one of least violation is taken.
     """
 
     def __init__(
@@ -143,7 +142,7 @@ class SafeActions(gymnasium.Wrapper[np.ndarray, np.ndarray, np.ndarray, np.ndarr
         observed = self._seen if self.state is None else self.state(self._seen)
         wanted = _numbers("action", action, self.limits.n)
         answer = self._filter(torch.from_numpy(wanted), torch.as_tensor(np.asarray(observed, dtype=np.float64)))
-        # Rounding and the point of least violation may leave the limits: the environment would saturate them unseen.
+        # Rounding may leave the limits: the environment would saturate them unseen.
         kind = self.env.action_space.dtype
         taken = answer.value.clamp(self.limits.lower, self.limits.upper).numpy().astype(kind)
         status = Status(int(answer.status))
@@ -163,9 +162,10 @@ class SafeActions(gymnasium.Wrapper[np.ndarray, np.ndarray, np.ndarray, np.ndarr
                 f"The constraint must give one set for one state, got a batch of shape {tuple(safe.batch_shape)}."
             )
         try:
-            return project(wanted, safe & self.limits, **self.options)
+            answer = project(wanted, safe & self.limits, **self.options)
         except InfeasibleError as error:
             raise explain(error) from None
+        return within_limits(answer, wanted, safe, self.limits, self.options)
 
 
 def _numbers(name: str, given: np.ndarray, size: int) -> np.ndarray:

@@ -29,6 +29,7 @@ from caffnet.control.barriers import Barrier
 from caffnet.control.systems import ControlAffine, check_states
 from caffnet.errors import ConstraintError, InfeasibleError
 from caffnet.layer import CAffine
+from caffnet.problem import Status
 from caffnet.projection import Projection, project
 
 ClassK: TypeAlias = Callable[[Tensor], Tensor]
@@ -111,6 +112,11 @@ class BarrierConstraint:
 
     def __call__(self, x: Tensor) -> AffineSet:
         """The set at the states x ``(..., n_x)``."""
+        safe = self.barrier_rows(x)
+        return safe if self.inputs is None else safe & self.inputs_like(x)
+
+    def barrier_rows(self, x: Tensor) -> AffineSet:
+        """The rows of the barrier alone, without limits on the input."""
         check_states("x", x, self.system.n_x)
         value, gradient = self.barrier.evaluate(x)
         bound = self.class_k(value - self.margin if self.margin else value)
@@ -119,8 +125,7 @@ class BarrierConstraint:
         rows = -self.system.along_input(gradient, x)
         names = self.barrier.names or tuple(f"barrier {i}" for i in range(value.shape[-1]))
         lower = bound.new_full((len(names),), -torch.inf)
-        safe = AffineSet.from_parts(rows, lower, bound, names, ("<=",) * len(names))
-        return safe if self.inputs is None else safe & self.inputs_like(x)
+        return AffineSet.from_parts(rows, lower, bound, names, ("<=",) * len(names))
 
     def inputs_like(self, x: Tensor) -> AffineSet:
         """The limits on the input, in the number type and on the device of `x`."""
@@ -129,7 +134,7 @@ class BarrierConstraint:
         if key in self._cast:
             return self._cast[key]
         cast = self.inputs.to(x.device, x.dtype)
-        if has_numbers(cast.A) and not torch.compiler.is_compiling():  # what a graph is made of must not leave it
+        if not torch.compiler.is_compiling() and has_numbers(cast.A):  # what a graph is made of must not leave it
             self._cast[key] = cast
         return cast
 
@@ -199,7 +204,7 @@ class SafetyFilter(nn.Module):
             the number type and on the device of the state.
         constraint: the safe inputs at each state, a `BarrierConstraint` or any function ``x -> AffineSet``.
         **options: for the layer, as in `caffnet.project`. With ``on_infeasible="nearest"``, where no input is safe,
-            the point of least violation is brought within the `inputs` of a `BarrierConstraint`: no actuator does more.
+            the input is the one of least violation within the `inputs` of a `BarrierConstraint`: no actuator does more.
 
     >>> from caffnet.control import OutsideCircles, Unicycle
     >>> safe = BarrierConstraint(Unicycle(), OutsideCircles([[2.0, 0.0]], [1.0]))
@@ -214,30 +219,58 @@ class SafetyFilter(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The safe input ``(..., n_u)`` at the states x ``(..., n_x)``."""
-        return self._within_limits(self._filter(self.layer, x))
+        wanted = self._wanted(x)
+        return wanted if self.layer.passes else self._filter(wanted, x).value
 
     def project(self, x: Tensor) -> Projection:
         """As `forward`, with the evidence: whether the filter had to act, and which rows stopped it."""
-        answer = self._filter(self.layer.project, x)
-        return dataclasses.replace(answer, value=self._within_limits(answer.value))
+        return self._filter(self._wanted(x), x)
 
     def reset(self) -> None:
         """Start a new rollout: forwarded to a policy with memory."""
         if hasattr(self.policy, "reset"):
             self.policy.reset()  # type: ignore[attr-defined]
 
-    def _filter(self, answer: Callable[..., Any], x: Tensor) -> Any:
+    def _wanted(self, x: Tensor) -> Tensor:
+        return torch.as_tensor(self.policy(x)).to(x)
+
+    def _filter(self, wanted: Tensor, x: Tensor) -> Projection:
         try:
-            return answer(torch.as_tensor(self.policy(x)).to(x), x=x)
+            answer = self.layer.project(wanted, x=x)
         except InfeasibleError as error:
             raise explain(error) from None
+        safe = self.layer.constraint
+        if not isinstance(safe, BarrierConstraint) or safe.inputs is None:
+            return answer
+        return within_limits(answer, wanted, safe.barrier_rows(x), safe.inputs_like(x), self.layer.options)
 
-    def _within_limits(self, u: Tensor) -> Tensor:
-        """The inputs ``(..., n_u)``; only those where nothing is safe can be beyond the limits."""
-        safe, told = self.layer.constraint, self.layer.options.get("on_infeasible")
-        if told != "nearest" or not isinstance(safe, BarrierConstraint) or safe.inputs is None:
-            return u
-        return project(u, safe.inputs_like(u), on_infeasible="nearest").value
+
+def within_limits(
+    answer: Projection, wanted: Tensor, safe: AffineSet, limits: AffineSet, options: dict[str, Any]
+) -> Projection:
+    """The answer with other inputs where nothing is safe: those of least violation that the limits allow.
+
+    Args:
+        answer: of ``safe & limits``.
+        wanted: the inputs before, ``(..., n_u)``.
+        safe: rows that give way.
+        limits: rows that do not.
+        options: of the answer.
+    """
+    lost = (answer.status == Status.INFEASIBLE).unsqueeze(-1)
+    seen = not torch.compiler.is_compiling() and has_numbers(lost)
+    if options.get("on_infeasible") != "nearest" or (seen and not lost.any()):
+        return answer
+    limits = limits.to(wanted.device, wanted.dtype)
+    A, lower, upper = (side * tolerance.UNYIELDING for side in (limits.A, limits.lower, limits.upper))
+    firm = AffineSet.from_parts(A, lower, upper, limits.labels, limits.sides)
+    nearest = project(wanted, safe & firm, on_infeasible="nearest")
+    value = project(nearest.value, limits, on_infeasible="nearest", strict=options.get("strict", False)).value
+    return dataclasses.replace(
+        answer,
+        value=torch.where(lost, value, answer.value),
+        active=torch.where(lost, nearest.active, answer.active),
+    )
 
 
 def explain(error: InfeasibleError) -> InfeasibleError:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from caffnet.experiments.config import Campaign, ConfigError, RunConfig
+from caffnet.experiments.config import Campaign, RunConfig, make_folder
 from caffnet.experiments.distributed import process_group, started_by_torchrun
 from caffnet.experiments.run import run_one
 from caffnet.experiments.training import Tick
@@ -36,10 +36,7 @@ def run_campaign(
     raised, with a note that names the run.
     """
     out = campaign.folder
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"out must be a folder, but {out} cannot be one: {error.strerror}.") from None
+    make_folder(out)
     book = _Book(on_done)
     if campaign.jobs > 1 and not started_by_torchrun():
         _run_in_parallel(campaign, out, on_tick, book)

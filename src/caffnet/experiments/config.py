@@ -40,6 +40,14 @@ class ConfigError(ValueError):
     """A setting is unknown, has the wrong type, or makes no sense."""
 
 
+def make_folder(out: Path) -> None:
+    """Make the folder of the records, before hours of work that would have no place."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"out must be a folder, but {out} cannot be one: {error.strerror}.") from None
+
+
 @dataclasses.dataclass(frozen=True)
 class RunConfig:
     """One run, every setting resolved.

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +22,28 @@ from caffnet.experiments.files import write_once
 FORMAT = "caffnet-record-1"
 
 
-#: What a record must say for a report, and what its parts must say; a solver is not trained.
+#: What a record must say for a report, and of what kind it is.
+MADE: dict[str, Any] = {"versions": {}, "machine": {"processor": str, "threads": int}, "finished": str}
 PARTS: dict[str, Any] = {
-    "config": dict.fromkeys(("task", "method", "seed", "protocol", "epochs")),
-    "versions": {},
-    "machine": dict.fromkeys(("processor", "threads")),
-    "training": None,
-    "evaluation": {"inequality": {"max": None}},
+    "config": {"task": str, "method": str, "seed": int, "protocol": str, "epochs": int},
+    "evaluation": {"inequality": {"max": float}},
     "curves": {},
-    "finished": None,
+    **MADE,
 }
-TRAINED = {"training": {"history": dict.fromkeys(("epoch", "loss"))}}
+TRAINED: dict[str, Any] = {"training": {"history": {"epoch": list, "loss": list}}}  # what a solver is not
+TASK_PARTS: dict[str, dict[str, Any]] = {
+    "pwc": {
+        "evaluation": {"mse": float},
+        "curves": {"x": list, "y": list, "target": list, "lower": list, "upper": list},
+    },
+    "opt": {"evaluation": {"objective": float}},
+    "cbf": {
+        "evaluation": {"cost": float, "final_distance": float},
+        "curves": {"states": list, "inputs": list, "nominal": list, "limits": list, "obstacles": list, "box": list},
+    },
+}
 KNOWN = {"task": TASKS, "protocol": PROTOCOLS, "method": (*ALL_METHODS, "ipopt")}
-TIMING_PARTS = {"name": None, "task": None, "protocol": None, "methods": {}, "finished": None}
+TIMING_PARTS: dict[str, Any] = {"name": str, "task": str, "protocol": str, "methods": {}, **MADE}
 
 
 class RecordError(ValueError):
@@ -86,10 +95,14 @@ def read_records(*folders: Path) -> list[dict[str, Any]]:
     Raises:
         RecordError: some are not records, or incomplete; all of these are named.
     """
+    return _read_all(_files(folders, "records"), read_run)
+
+
+def _read_all(paths: Iterable[Path], read: Callable[[Path], dict[str, Any]]) -> list[dict[str, Any]]:
     found, broken = [], []
-    for path in _files(folders, "records"):
+    for path in paths:
         try:
-            found.append(_read_known(path))
+            found.append(read(path))
         except RecordError as error:
             broken.append(str(error))
     if broken:
@@ -99,16 +112,8 @@ def read_records(*folders: Path) -> list[dict[str, Any]]:
 
 def _files(folders: Iterable[Path], parent: str) -> list[Path]:
     """The JSON files in all folders called `parent`, each once where the given ones overlap."""
-    below = (path for folder in folders for path in folder.rglob("*.json") if path.parent.name == parent)
+    below = (path for folder in folders for path in folder.rglob("*.json") if path.absolute().parent.name == parent)
     return sorted({path.resolve(): path for path in below}.values())
-
-
-def _read_known(path: Path) -> dict[str, Any]:
-    record = read_run(path)
-    for part, known in KNOWN.items():
-        if record["config"][part] not in known:
-            raise RecordError(f"{path} is of no known {part}: it says {record['config'][part]!r}.")
-    return record
 
 
 def read_run(path: Path, name: str | None = None) -> dict[str, Any]:
@@ -119,7 +124,17 @@ def read_run(path: Path, name: str | None = None) -> dict[str, Any]:
     """
     record = read_record(path)
     _check_parts(path, record, PARTS)
-    _check_parts(path, record, {} if record["config"]["method"] == "ipopt" else TRAINED)
+    config = record["config"]
+    for part, known in KNOWN.items():
+        if config[part] not in known:
+            raise RecordError(f"{path} is of no known {part}: it says {config[part]!r}.")
+    _check_parts(path, record, TASK_PARTS[config["task"]])
+    if config["method"] == "ipopt":
+        record.setdefault("training", None)
+    else:
+        _check_parts(path, record, TRAINED)
+        if len({len(record["training"]["history"][part]) for part in ("epoch", "loss")}) > 1:
+            raise RecordError(f"{path} is damaged: its history has not one loss for each epoch.")
     if name is not None and record.get("name") != name:
         raise RecordError(f"{path} is the record of another run, {record.get('name')}: move it away.")
     return record
@@ -131,17 +146,18 @@ def _check_parts(path: Path, record: dict[str, Any], parts: dict[str, Any]) -> N
 
 
 def _absent(record: dict[str, Any], parts: dict[str, Any]) -> list[str]:
-    """The parts that are not there, or not divided as they should be.
+    """The parts that are not there, or of another kind.
 
-    >>> _absent({"machine": {"threads": 1}, "curves": None}, {"machine": {"threads": None, "gpu": None}, "curves": {}})
+    >>> _absent({"machine": {"threads": 1}, "curves": None}, {"machine": {"threads": int, "gpu": str}, "curves": {}})
     ['machine.gpu', 'curves']
     """
     absent = []
-    for name, inner in parts.items():
-        if name not in record or (inner is not None and not isinstance(record[name], dict)):
+    for name, kind in parts.items():
+        given = record.get(name)
+        if isinstance(kind, dict) and isinstance(given, dict):
+            absent += [f"{name}.{deeper}" for deeper in _absent(given, kind)]
+        elif isinstance(kind, dict) or not isinstance(given, (int, float) if kind is float else kind):
             absent.append(name)
-        elif inner:
-            absent += [f"{name}.{deeper}" for deeper in _absent(record[name], inner)]
     return absent
 
 
@@ -152,12 +168,22 @@ def read_timings(*folders: Path) -> list[dict[str, Any]]:
         return len(record["methods"]), record["finished"]
 
     found: dict[str, dict[str, Any]] = {}
-    for path in _files(folders, "timing"):
-        record = read_record(path)
-        _check_parts(path, record, TIMING_PARTS)
+    for record in _read_all(_files(folders, "timing"), _read_timing):
         if rank(record) >= rank(found.get(record["name"], record)):
             found[record["name"]] = record
     return [found[name] for name in sorted(found)]
+
+
+def _read_timing(path: Path) -> dict[str, Any]:
+    record = read_record(path)
+    _check_parts(path, record, TIMING_PARTS)
+    for part in ("task", "protocol"):
+        if record[part] not in KNOWN[part]:
+            raise RecordError(f"{path} is of no known {part}: it says {record[part]!r}.")
+    for name, times in record["methods"].items():
+        if name not in KNOWN["method"] or not isinstance(times, dict) or not {"train_ms", "test_ms"} <= set(times):
+            raise RecordError(f"{path} is damaged: it has no times of {name}.")
+    return record
 
 
 def thin(epochs: int, best: int = 0) -> list[int]:

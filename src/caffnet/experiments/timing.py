@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from caffnet.experiments.config import METHODS, SEEDS, TASKS, ConfigError, resolve
+from caffnet.experiments.config import METHODS, SEEDS, TASKS, ConfigError, make_folder, resolve
 from caffnet.experiments.models import build_model
 from caffnet.experiments.opt import SolverProblem, solve_with_ipopt
 from caffnet.experiments.problem import Problem, synchronise
@@ -57,6 +57,7 @@ def time_methods(
     rows = list(dict.fromkeys(methods or (name for name in METHODS[task] if name != "post-hoc")))
     if "post-hoc" in rows:
         raise ConfigError("post-hoc has no times of its own: it is the soft network, nn, until it is evaluated.")
+    make_folder(out)
     problems: dict[str, Problem] = {}
     steps: dict[str, dict[str, Callable[[], float]]] = {"train_ms": {}, "test_ms": {}}
     for name in rows:

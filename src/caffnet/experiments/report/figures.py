@@ -6,6 +6,7 @@ import io
 import math
 import statistics
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import matplotlib
@@ -58,8 +59,11 @@ DPI = 200
 Drawing = Callable[[list[Group]], Figure | None]
 
 
-def figures(groups: list[Group]) -> dict[str, tuple[str, Figure]]:
-    """Every figure that these groups (one per method, of one task and protocol) allow: name -> (caption, figure)."""
+def figures(groups: list[Group], best: dict[int, float] | None = None) -> dict[str, tuple[str, Figure]]:
+    """Every figure that these groups (one per method, of one task and protocol) allow: name -> (caption, figure).
+
+    `best` is IPOPT's objective of each seed of opt, if it is known from elsewhere too.
+    """
     if not groups:
         return {}
     task = groups[0].task
@@ -76,12 +80,13 @@ def figures(groups: list[Group]) -> dict[str, tuple[str, Figure]]:
     if task == "opt":
         caption = "Distance of the mean objective from IPOPT's, seed by seed."
         caption += " Dropout is off." if any(group.values("dropout_on.objective") for group in groups) else ""
-        if any(gap < 0 for group in groups for gap in _gaps(group, optima(groups)).values()):
+        best = optima(groups) if best is None else best
+        if any(gap < 0 for group in groups for gap in _gaps(group, best).values()):
             caption += (
                 " Open triangles: below IPOPT's objective, which takes a violation of the constraints or a better "
                 "local optimum."
             )
-        wanted.append(("gap", caption, optimality_gap))
+        wanted.append(("gap", caption, partial(optimality_gap, best=best)))
     if task == "cbf":
         drawn_seeds = {_drawn_record(group, groups)["config"]["seed"] for group in groups}
         seed = f", seed {drawn_seeds.pop()}" if len(drawn_seeds) == 1 else ""
@@ -219,23 +224,23 @@ def _lowest_losses(groups: list[Group]) -> dict[int, float]:
 # ---------------------------------------------------------------------------------------------------- opt
 
 
-def optimality_gap(groups: list[Group]) -> Figure | None:
-    """One dot per method and seed."""
-    best = optima(groups)
-    shown = [group for group in groups if group.method != "ipopt" and any(_gaps(group, best).values())]
+def optimality_gap(groups: list[Group], best: dict[int, float]) -> Figure | None:
+    """One dot per method and seed; what equals IPOPT lies at the bottom."""
+    shown = [group for group in groups if group.method != "ipopt" and _gaps(group, best)]
     if not shown:
         return None
     seeds = sorted(seed for seed in best if any(seed in group.seeds for group in shown))
     figure = Figure(figsize=(6.0, 2.8), layout="constrained")
     ax = figure.subplots()
-    sizes = [abs(gap) for group in shown for gap in _gaps(group, best).values() if gap]
+    sizes = [abs(gap) for group in shown for gap in _gaps(group, best).values() if gap] or [1.0]
+    bottom = min(sizes) / 2
     ax.set_yscale("log")
-    ax.set_ylim(min(sizes) / 2, max(sizes) * 2)
+    ax.set_ylim(bottom, max(sizes) * 2)
     width = 0.7 / len(shown)
     for i, group in enumerate(shown):
         gaps = _gaps(group, best)
         places = {seed: seeds.index(seed) + (i - (len(shown) - 1) / 2) * width for seed in gaps}
-        above = [(places[seed], gap) for seed, gap in gaps.items() if gap >= 0]
+        above = [(places[seed], gap or bottom) for seed, gap in gaps.items() if gap >= 0]
         below = [(places[seed], -gap) for seed, gap in gaps.items() if gap < 0]
         style: dict[str, Any] = {"color": COLOURS[group.method], "s": 26, "zorder": 3}
         ax.scatter([p for p, _ in above], [g for _, g in above], label=TITLES[group.method], **style)

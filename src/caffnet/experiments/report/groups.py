@@ -153,7 +153,7 @@ def commands(groups: Iterable[Group]) -> tuple[str, ...]:
 
 
 def sources(records: Iterable[dict[str, Any]]) -> list[str]:
-    """Where the runs were made: machines, software, commits."""
+    """Where runs, or times, were made: machines, software, commits."""
     machines: set[str] = set()
     software: set[str] = set()
     commits: Counter[str] = Counter()
@@ -162,7 +162,7 @@ def sources(records: Iterable[dict[str, Any]]) -> list[str]:
         gpu = f", {machine['gpu']}" if machine.get("gpu") else ""
         machines.add(f"{machine['processor']}, {machine['threads']} thread(s) per run{gpu}")
         last = versions.pop("revision", "not noted")
-        made_by = dict.fromkeys([*(record["training"] or {}).get("revisions", ()), last])  # trained, then evaluated
+        made_by = dict.fromkeys([*(record.get("training") or {}).get("revisions", ()), last])  # trained, then evaluated
         commits[", then ".join(made_by)] += 1
         software.add(", ".join(f"{name} {version}" for name, version in versions.items()))
     made = ", ".join(f"{name} ({runs} run{'s' * (runs > 1)})" for name, runs in sorted(commits.items()))

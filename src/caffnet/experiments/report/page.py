@@ -46,7 +46,7 @@ def build_page(
         summary: the table for the beginning, if there is one.
         sections: for each task its tables and its figures (caption, PNG).
         last: tables for the end.
-        records: for the list of machines and versions.
+        records: for the list of machines and versions; of times, where there is nothing else.
     """
     parts = [] if summary is None else [as_html(summary)]
     for task, (tables, pictures) in sections.items():

@@ -22,6 +22,7 @@ from caffnet.experiments.report.tables import (
     NAMES,
     Table,
     gap_table,
+    optima,
     results_table,
     speed_table,
     variants_table,
@@ -77,7 +78,7 @@ def write_report(folders: Sequence[Path], out: Path, markdown_to: Path | None = 
     sections: dict[str, tuple[list[Table], list[tuple[str, bytes]]]] = {}
     absent = [f"“{p}”" for p in PROTOCOLS if not any(group.protocol == p for group in groups)]
     markdown = ["# Results", "", *INTRODUCTION, ""]
-    markdown += [f"There are no runs under the protocol {' or '.join(absent)}.", ""] if absent else []
+    markdown += [f"There are no runs under the protocol {' or '.join(absent)}.", ""] if absent and records else []
     latex: list[str] = []
 
     def add(table: Table) -> None:
@@ -98,7 +99,7 @@ def write_report(folders: Sequence[Path], out: Path, markdown_to: Path | None = 
         for table in tables:
             add(table)
         for protocol in PROTOCOLS:
-            for name, (caption, figure) in figures(_drawn(groups, task, protocol)).items():
+            for name, (caption, figure) in figures(main_groups(groups, task, protocol), optima(groups)).items():
                 stem = f"figures/{task}-{protocol}-{name}"
                 png = save(figure, "png")
                 write(f"{stem}.png", png)
@@ -111,12 +112,12 @@ def write_report(folders: Sequence[Path], out: Path, markdown_to: Path | None = 
     last = [table for table in (speed_table(timings),) if table is not None]
     for table in last:
         add(table)
-    markdown += ["## Where the runs were made", "", *(f"- {line}" for line in sources(records)), ""]
+    markdown += ["## Where the runs were made", "", *(f"- {line}" for line in sources(records or timings)), ""]
     write("report.md", "\n".join(markdown))
     if markdown_to is not None:
         written += _publish("\n".join(markdown), [path for path in written if path.suffix == ".png"], markdown_to)
     write("report.tex", latex_document(MEASURES, latex))
-    write("report.html", build_page(summary, sections, last, records))
+    write("report.html", build_page(summary, sections, last, records or timings))
     return written
 
 
@@ -144,11 +145,3 @@ def task_tables(groups: list[Group], timings: Sequence[dict[str, Any]], task: st
         variants.append(variants_table(others, task, protocol))
     tables += [claims_table(groups, timings, task), aims_table(groups, timings, task), *variants]
     return [table for table in tables if table is not None]
-
-
-def _drawn(groups: list[Group], task: str, protocol: str) -> list[Group]:
-    """The groups of a figure; the optimality gap needs IPOPT from whichever protocol has it."""
-    chosen = main_groups(groups, task, protocol)
-    if task == "opt" and chosen and not any(group.method == "ipopt" for group in chosen):
-        chosen += [group for group in groups if group.method == "ipopt"]
-    return chosen
