@@ -160,6 +160,19 @@ def test_what_the_limits_make_impossible_is_not_hidden():
     np.testing.assert_allclose(seen, 3.0 - 0.1 * 0.5, rtol=1e-12)
 
 
+def test_the_least_violation_is_that_within_the_limits():
+    """u1 >= 1.5 is beyond the limit of 1; |u2 - 20 u1| <= 0.1 need not suffer from that."""
+    from caffnet.control.gym import ControlEnv, SafeActions
+
+    system = ControlAffine(2, 2, None, lambda x: torch.eye(2))
+    env = ControlEnv(system, lambda rng: np.zeros(2), lambda x, u: 0.0, np.array([-1.0, -50.0]), np.array([1.0, 50.0]))
+    rows = AffineSet.inequality([[-1.0, 0.0], [-20.0, 1.0], [20.0, -1.0]], [-1.5, 0.1, 0.1])
+    safe = SafeActions(env, rows, on_infeasible="nearest")
+    safe.reset(seed=0)
+    *_, info = safe.step(np.zeros(2))
+    assert rows.to(torch.float64).violation(torch.from_numpy(info["action"])).max() == pytest.approx(0.5)
+
+
 def test_limits_of_other_environments_count():
     from caffnet.control.gym import SafeActions
 

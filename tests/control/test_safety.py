@@ -2,6 +2,7 @@
 
 import math
 import pickle
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -145,7 +146,30 @@ def test_limits_hold_exactly_where_nothing_is_safe(strict):
     driver = SafetyFilter(lambda x: torch.zeros(2), safe, on_infeasible="nearest", strict=strict)
     answer = driver.project(x)
     assert (answer.status == Status.INFEASIBLE).sum() > 20
-    assert limits.violation(answer.value).max() <= (0 if strict else 1e-15)
+    assert limits.violation(answer.value).max() <= 1e-15
+    if strict:
+        assert max(_exact_excess(limits, u) for u in answer.value) <= 0
+
+
+def _exact_excess(limits: AffineSet, u: torch.Tensor) -> Fraction:
+    """The largest ``a_i u - b_i``, without rounding."""
+    rows = zip(limits.A.tolist(), limits.upper.tolist(), strict=True)
+    return max(
+        sum(Fraction(a) * Fraction(v) for a, v in zip(row, u.tolist(), strict=True)) - Fraction(b) for row, b in rows
+    )
+
+
+def test_what_is_safe_is_answered_as_asked_beside_what_is_not():
+    """Only samples without a safe input are answered anew: the others keep their norm."""
+    plane, wall = DoubleIntegrator(2), InsidePolytope([[1.0, 2.0, 0.0, 0.0]], [1.0])
+    safe = BarrierConstraint(plane, HighOrder(wall, plane), inputs=AffineSet.box(-1.0, 1.0, dim=2))
+    x = torch.tensor([[0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 9.0, 9.0]], dtype=torch.float64)
+    driver = SafetyFilter(lambda x: torch.ones(2, dtype=x.dtype), safe, on_infeasible="nearest", norm=1)
+    alone, both = driver.project(x[:1]), driver.project(x)
+    assert both.status.tolist() == [Status.PROJECTED, Status.INFEASIBLE]
+    torch.testing.assert_close(both.value[0], alone.value[0], rtol=0, atol=0)
+    assert both.value[1].tolist() == [-1.0, -1.0]
+    assert not torch.allclose(both.value[0], SafetyFilter(driver.policy, safe)(x[:1])[0])  # the norm matters here
 
 
 def test_a_warm_up_passes_beyond_the_limits():

@@ -723,6 +723,15 @@ def test_networks_and_solver_with_other_seeds_have_no_gap():
         _, figure = figures(groups, best)["gap"]
         assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == ["seed 2"]
         save(figure, "png")
+    heights = [float(dots.get_offsets()[0][1]) for dots in figure.axes[0].collections if len(dots.get_offsets())]
+    assert heights == [figure.axes[0].get_ylim()[0]] * 2  # equal to the last `best`
+
+
+def test_the_solver_of_one_protocol_serves_all(tmp_path):
+    for record in (make_record("opt", "ipopt", 1), make_record("opt", "nn", 1, "ours", value=0.6)):
+        write_record(tmp_path / "records" / f"{record['name']}.json", record)
+    write_report([tmp_path], tmp_path / "out")
+    assert (tmp_path / "out" / "figures" / "opt-ours-gap.png").is_file()
 
 
 def test_rounding_is_judged_in_the_number_type_of_the_runs():
