@@ -10,9 +10,9 @@ import pytest
 
 pytest.importorskip("pytest_benchmark")
 
-from caffnet.bench import contestants, measure, reference
-from caffnet.bench.ready import Limits
-from caffnet.bench.tasks import TASKS
+from caffnet_lab.bench import contestants, measure, reference
+from caffnet_lab.bench.ready import Limits
+from caffnet_lab.bench.tasks import TASKS
 
 NAMES = (contestants.BACKBONE, contestants.LAYER, contestants.RAW)
 SIZES = ("pwc", "opt", "cbf-300", "cbf-1", "dc3-200", "growth-8", "growth-16", "growth-32", "growth-64")

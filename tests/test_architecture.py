@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 import caffnet
+import caffnet_lab
 
-ROOT = Path(caffnet.__file__).parent
+ROOT, LAB = Path(caffnet.__file__).parent, Path(caffnet_lab.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 
 # The order in which modules may import: only from the left.
@@ -49,7 +50,7 @@ def imports(path: Path) -> set[str]:
     for node in ast.walk(tree):
         if node in skipped:
             continue
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("caffnet"):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "caffnet":
             parts = node.module.split(".")
             found.update([parts[1]] if len(parts) > 1 else [alias.name for alias in node.names])
         elif isinstance(node, ast.Import):
@@ -63,6 +64,51 @@ def test_imports_run_one_way(path: Path):
     for other in imports(path):
         assert other in ORDER, f"{path.name} imports {other}"
         assert ORDER.index(other) <= here, f"{path.name} imports {other}, which comes after it"
+
+
+def everything_named(path: Path) -> set[str]:
+    """Every module that a file imports, also for type checking; and every text, for imports by name."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            found |= {node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found.add(node.value)
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_the_library_does_not_know_the_laboratory(path: Path):
+    assert not {name for name in everything_named(path) if name.startswith("caffnet_lab")}
+
+
+#: What the laboratory may take from the library: its public names, `caffnet.methods` and `caffnet.control`; and these.
+INSIDE = {
+    "bench/claims.py": {"caffnet.search.enumeration.DEFAULT_BUDGET"},
+    "bench/contestants.py": {"caffnet.errors.BudgetError"},
+    "bench/tasks.py": {f"caffnet.constraints.{side}" for side in ("BOTH", "EQUAL", "LOWER", "UPPER")},
+    "experiments/opt.py": {"caffnet.constraints.EQUAL", "caffnet.constraints.UPPER", "caffnet.preparation.Prepared"},
+    "experiments/problem.py": {
+        *(f"caffnet.constraints.{side}" for side in ("BOTH", "EQUAL", "LOWER", "UPPER")),
+        "caffnet.preparation.Prepared",
+    },
+    "experiments/pwc.py": {"caffnet.constraints.BOTH"},
+}
+
+
+@pytest.mark.parametrize("path", sorted(LAB.rglob("*.py")), ids=lambda p: str(p.relative_to(LAB)))
+def test_the_laboratory_takes_public_names(path: Path):
+    public = {f"caffnet.{name}" for name in (*caffnet.__all__, "__version__")}
+    taken = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "caffnet":
+            taken |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Import):
+            taken |= {alias.name for alias in node.names if alias.name.split(".")[0] == "caffnet"}
+    others = {name for name in taken - public if not name.startswith(("caffnet.methods.", "caffnet.control."))}
+    assert others == INSIDE.get(path.relative_to(LAB).as_posix(), set())
 
 
 def test_the_measure_does_not_know_the_searches():

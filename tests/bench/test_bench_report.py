@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from caffnet.bench import claims, figures, machine, measure, report
-from caffnet.bench.measure import Effort, Record, Timing
-from caffnet.cli import app
+from caffnet_lab.bench import claims, figures, machine, measure, report
+from caffnet_lab.bench.measure import Effort, Record, Timing
+from caffnet_lab.cli import app
 
 
 def timing(seconds: float) -> Timing:
@@ -202,7 +202,7 @@ def test_the_process_starts_again_to_let_threads_sleep(monkeypatch):
     monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
     machine.wait_passively(["bench", "--quick"])
     _, command, environment = started[0]
-    assert command[1:] == ["-m", "caffnet.cli", "bench", "--quick"]
+    assert command[1:] == ["-m", "caffnet_lab", "bench", "--quick"]
     assert environment["OMP_WAIT_POLICY"] == "PASSIVE"
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from caffnet.bench import contestants, measure, memory, reference
-from caffnet.bench.contestants import CONTESTANTS, Contestant
-from caffnet.bench.ready import Limits, Ready, Refused, of_map
-from caffnet.bench.tasks import TASKS, Task
+from caffnet_lab.bench import contestants, measure, memory, reference
+from caffnet_lab.bench.contestants import CONTESTANTS, Contestant
+from caffnet_lab.bench.ready import Limits, Ready, Refused, of_map
+from caffnet_lab.bench.tasks import TASKS, Task
 
 #: What each is accurate to: exact methods, interior-point methods, operator splitting.
 ACCURATE = {"proxsuite": 1e-5, "cvxpylayers": 1e-3, "cvxpylayers-moreau": 1e-4, "piqp": 1e-3, "qpth": 1e-2}
@@ -115,7 +115,7 @@ def test_rivals_are_imported_late():
     import sys
 
     code = (
-        "import sys, caffnet.bench.contestants, caffnet.bench.report; "
+        "import sys, caffnet_lab.bench.contestants, caffnet_lab.bench.report; "
         "bad = {'cvxpy', 'cvxpylayers', 'qpth', 'proxsuite', 'quadprog', 'piqp', 'jax', 'matplotlib', 'rich', 'typer'}"
         "& set(sys.modules); sys.exit(str(bad) if bad else 0)"
     )

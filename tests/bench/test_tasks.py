@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from caffnet import AffineSet, project
-from caffnet.bench import literal, reference, tasks
-from caffnet.bench.tasks import TASKS, Task
+from caffnet_lab.bench import literal, reference, tasks
+from caffnet_lab.bench.tasks import TASKS, Task
 
 SHAPES = {
     # name: n, inequalities, equalities, batch, shared A

@@ -5,8 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from caffnet.experiments.config import METHODS, SEEDS, TASKS, Campaign, ConfigError, RunConfig, load_campaign, resolve
-from caffnet.experiments.records import read_records
+from caffnet_lab.experiments.config import (
+    METHODS,
+    SEEDS,
+    TASKS,
+    Campaign,
+    ConfigError,
+    RunConfig,
+    load_campaign,
+    resolve,
+)
+from caffnet_lab.experiments.records import read_records
 
 
 def test_paper_protocol():

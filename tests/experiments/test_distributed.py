@@ -10,16 +10,16 @@ import pytest
 import torch
 
 import caffnet
-from caffnet.experiments import cbf
-from caffnet.experiments.campaign import run_campaign
-from caffnet.experiments.checkpoint import Checkpoint
-from caffnet.experiments.config import ConfigError, load_campaign, resolve
-from caffnet.experiments.distributed import Group
-from caffnet.experiments.models import build_model
-from caffnet.experiments.opt import SolverProblem
-from caffnet.experiments.records import read_records
-from caffnet.experiments.run import checkpoint_path
-from caffnet.experiments.training import train
+from caffnet_lab.experiments import cbf
+from caffnet_lab.experiments.campaign import run_campaign
+from caffnet_lab.experiments.checkpoint import Checkpoint
+from caffnet_lab.experiments.config import ConfigError, load_campaign, resolve
+from caffnet_lab.experiments.distributed import Group
+from caffnet_lab.experiments.models import build_model
+from caffnet_lab.experiments.opt import SolverProblem
+from caffnet_lab.experiments.records import read_records
+from caffnet_lab.experiments.run import checkpoint_path
+from caffnet_lab.experiments.training import train
 
 HERE = Path(__file__).parent
 

@@ -1,4 +1,4 @@
-"""Who may know whom: the core knows nothing of experiments, and optional packages stay optional."""
+"""Optional packages stay optional, and the command line names mistakes."""
 
 import ast
 import subprocess
@@ -8,37 +8,19 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-import caffnet
-from caffnet.cli import app
+import caffnet.control
+import caffnet_lab
+from caffnet_lab.cli import app
 
-PACKAGE = Path(caffnet.__file__).parent
-OUTER = ("bench", "experiments", "control", "cli.py", "methods")
-
-
-def imported(path: Path) -> set[str]:
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom):
-            found.add(node.module or "")
-        elif isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-    return found
+LAB = Path(caffnet_lab.__file__).parent
+CONTROL = Path(caffnet.control.__file__).parent
 
 
-def test_the_core_imports_neither_experiments_nor_control():
-    for path in PACKAGE.rglob("*.py"):
-        if path.relative_to(PACKAGE).parts[0] not in OUTER:
-            assert not {name for name in imported(path) if name.startswith(("caffnet.experiments", "caffnet.control"))}
-
-
-def test_control_knows_nothing_of_experiments():
-    for path in (PACKAGE / "control").glob("*.py"):
-        assert not {name for name in imported(path) if name.startswith("caffnet.experiments")}
-
-
-@pytest.mark.parametrize("folder", ["bench", "control", "experiments"])
+@pytest.mark.parametrize(
+    "folder", [CONTROL, LAB / "bench", LAB / "experiments", LAB / "methods_table"], ids=lambda p: p.name
+)
 def test_nothing_prints_or_sets_global_types(folder):
-    for path in (PACKAGE / folder).rglob("*.py"):
+    for path in folder.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call):
                 name = ast.unparse(node.func)
@@ -46,9 +28,15 @@ def test_nothing_prints_or_sets_global_types(folder):
                 assert "set_default" not in name, path
 
 
+def test_the_report_needs_no_torch():
+    code = "import sys, caffnet_lab.experiments.report; print([m for m in ('torch', 'caffnet') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
 def test_importing_the_library_loads_no_optional_package():
     code = (
-        "import sys, caffnet, caffnet.control, caffnet.experiments.config; "
+        "import sys, caffnet, caffnet.control, caffnet_lab.experiments.config; "
         "print([m for m in ('matplotlib', 'typer', 'rich', 'gymnasium', 'casadi') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -56,7 +44,7 @@ def test_importing_the_library_loads_no_optional_package():
 
 
 def test_command_line_runs_and_reports(tmp_path, monkeypatch):
-    monkeypatch.setattr("caffnet.experiments.report.figures.DPI", 30)
+    monkeypatch.setattr("caffnet_lab.experiments.report.figures.DPI", 30)
     out = str(tmp_path / "results")
     options = ["--method", "nn", "--seed", "1", "--epochs", "2", "--device", "cpu", "--out", out]
     ran = CliRunner().invoke(app, ["run", "pwc", *options])
@@ -68,10 +56,10 @@ def test_command_line_runs_and_reports(tmp_path, monkeypatch):
 
 
 def test_the_command_without_its_packages_says_what_to_install(monkeypatch):
-    from caffnet.__main__ import main
+    from caffnet_lab.__main__ import main
 
     monkeypatch.setitem(sys.modules, "typer", None)
-    monkeypatch.delitem(sys.modules, "caffnet.cli")
+    monkeypatch.delitem(sys.modules, "caffnet_lab.cli")
     with pytest.raises(SystemExit, match=r'needs typer: pip install "caffnet\[all\]"'):
         main()
 
@@ -87,12 +75,12 @@ def test_the_command_without_its_packages_says_what_to_install(monkeypatch):
     ],
 )
 def test_a_command_without_its_packages_says_what_to_install(error, told, monkeypatch, tmp_path):
-    from caffnet.__main__ import main
+    from caffnet_lab.__main__ import main
 
     def draw_all(*_):
         raise error
 
-    monkeypatch.setattr("caffnet.methods.figures.draw_all", draw_all)
+    monkeypatch.setattr("caffnet_lab.methods_table.figures.draw_all", draw_all)
     monkeypatch.setattr(sys, "argv", ["caffnet", "figures", "--out", str(tmp_path)])
     with pytest.raises(SystemExit) as caught:
         main()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from caffnet.experiments.philox import CudaStream, philox
+from caffnet_lab.experiments.philox import CudaStream, philox
 
 # Random123's known answers for philox4x32 with ten rounds: counter, key, output.
 KNOWN = [

@@ -11,16 +11,22 @@ from torch import nn
 
 from caffnet import AffineSet, CAffine, project
 from caffnet.control import hull_rows
-from caffnet.experiments import cbf
-from caffnet.experiments.cbf import DrivingProblem
-from caffnet.experiments.config import SEEDS, resolve
-from caffnet.experiments.models import build_model
-from caffnet.experiments.opt import SolverProblem, solve_with_ipopt
-from caffnet.experiments.philox import CudaStream
-from caffnet.experiments.problem import exact_inequalities, one_sided, penalty_of, summarise_violations, time_forward
-from caffnet.experiments.pwc import PiecewiseProblem, bounds, target
-from caffnet.experiments.run import build_problem
 from caffnet.methods.hardnet import HardNet
+from caffnet_lab.experiments import cbf
+from caffnet_lab.experiments.cbf import DrivingProblem
+from caffnet_lab.experiments.config import SEEDS, resolve
+from caffnet_lab.experiments.models import build_model
+from caffnet_lab.experiments.opt import SolverProblem, solve_with_ipopt
+from caffnet_lab.experiments.philox import CudaStream
+from caffnet_lab.experiments.problem import (
+    exact_inequalities,
+    one_sided,
+    penalty_of,
+    summarise_violations,
+    time_forward,
+)
+from caffnet_lab.experiments.pwc import PiecewiseProblem, bounds, target
+from caffnet_lab.experiments.run import build_problem
 
 
 @pytest.fixture(scope="module")

@@ -5,9 +5,9 @@ import io
 import pytest
 from rich.console import Console
 
-from caffnet.experiments.config import resolve
-from caffnet.experiments.progress import describe, progress_bars
-from caffnet.experiments.training import Tick
+from caffnet_lab.experiments.config import resolve
+from caffnet_lab.experiments.progress import describe, progress_bars
+from caffnet_lab.experiments.training import Tick
 
 CONFIG = resolve("opt", "nn", 1)
 RECORD = {"evaluation": {"objective": -0.1, "inequality": {"max": 0.2}, "equality": {"max": 0.3}}}

@@ -8,20 +8,28 @@ from pathlib import Path
 
 import pytest
 
-import caffnet.experiments.report as report_package
-from caffnet.experiments import records as records_module
-from caffnet.experiments.config import load_campaign, parse_settings, resolve
-from caffnet.experiments.records import RecordError, read_records, read_timings, write_record
-from caffnet.experiments.report import write_report
-from caffnet.experiments.report.aims import aims_table
-from caffnet.experiments.report.claims import claims_table
-from caffnet.experiments.report.figures import figures, learned_functions, save
-from caffnet.experiments.report.formats import as_csv, as_latex, as_markdown, cell_text, number
-from caffnet.experiments.report.groups import group_records, main_groups, mean_and_spread, sources
-from caffnet.experiments.report.published import PAPER
-from caffnet.experiments.report.summary import summary_table
-from caffnet.experiments.report.tables import Cell, Table, gap_table, optima, results_table, speed_table, variants_table
-from caffnet.experiments.report.write import task_tables
+import caffnet_lab.experiments.report as report_package
+from caffnet_lab.experiments import records as records_module
+from caffnet_lab.experiments.config import load_campaign, parse_settings, resolve
+from caffnet_lab.experiments.records import RecordError, read_records, read_timings, write_record
+from caffnet_lab.experiments.report import write_report
+from caffnet_lab.experiments.report.aims import aims_table
+from caffnet_lab.experiments.report.claims import claims_table
+from caffnet_lab.experiments.report.figures import figures, learned_functions, save
+from caffnet_lab.experiments.report.formats import as_csv, as_latex, as_markdown, cell_text, number
+from caffnet_lab.experiments.report.groups import group_records, main_groups, mean_and_spread, sources
+from caffnet_lab.experiments.report.published import PAPER
+from caffnet_lab.experiments.report.summary import summary_table
+from caffnet_lab.experiments.report.tables import (
+    Cell,
+    Table,
+    gap_table,
+    optima,
+    results_table,
+    speed_table,
+    variants_table,
+)
+from caffnet_lab.experiments.report.write import task_tables
 
 ZERO = {"mean_of_max": 0.0, "max": 1e-16, "mean": 0.0, "percent": 0.0, "exact_zeros": 7, "entries": 8}
 OBJECTIVES = {1: -0.13503, 2: -0.30995, 5: -0.08115, 7: -0.00125, 12: -1.21963}
@@ -129,7 +137,7 @@ def test_other_settings_make_another_row():
 
 
 def test_other_settings_have_a_table_of_their_own(everything, tmp_path, monkeypatch):
-    monkeypatch.setattr("caffnet.experiments.report.figures.DPI", 30)
+    monkeypatch.setattr("caffnet_lab.experiments.report.figures.DPI", 30)
     for record in [*everything, make_record("cbf", "nn", 2, epochs=7, value=3.0)]:
         write_record(tmp_path / "records" / f"{record['name']}.json", record)
     write_report([tmp_path], tmp_path / "report")
@@ -243,7 +251,7 @@ def test_latex_escapes():
 
 
 def test_the_whole_report(everything, tmp_path, monkeypatch):
-    monkeypatch.setattr("caffnet.experiments.report.figures.DPI", 30)
+    monkeypatch.setattr("caffnet_lab.experiments.report.figures.DPI", 30)
     for record in everything:
         write_record(tmp_path / "records" / f"{record['name']}.json", record)
     written = write_report([tmp_path], tmp_path / "report")
@@ -303,8 +311,8 @@ def test_the_report_knows_neither_torch_nor_models():
             names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             for name in names:
-                assert name.split(".")[0] != "torch", path
-                if name.startswith("caffnet."):
+                assert name.split(".")[0] not in ("torch", "caffnet"), path
+                if name.startswith("caffnet_lab."):
                     module = root.joinpath(*name.split(".")[1:])
                     waiting.append(module / "__init__.py" if module.is_dir() else module.with_suffix(".py"))
     assert root / "experiments" / "config.py" in seen

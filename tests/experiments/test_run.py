@@ -15,17 +15,17 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 import caffnet
-from caffnet.cli import app
-from caffnet.experiments import cbf, provenance
-from caffnet.experiments.campaign import WorkerError, _Book, run_campaign
-from caffnet.experiments.checkpoint import Checkpoint, CheckpointError
-from caffnet.experiments.config import ConfigError, load_campaign, resolve
-from caffnet.experiments.files import write_atomically
-from caffnet.experiments.models import build_model
-from caffnet.experiments.records import RecordError, read_record, read_records, rounded, thin, write_record
-from caffnet.experiments.report import write_report
-from caffnet.experiments.run import build_problem, checkpoint_path, run_one
-from caffnet.experiments.training import DivergedError, Tick, epochs_of
+from caffnet_lab.cli import app
+from caffnet_lab.experiments import cbf, provenance
+from caffnet_lab.experiments.campaign import WorkerError, _Book, run_campaign
+from caffnet_lab.experiments.checkpoint import Checkpoint, CheckpointError
+from caffnet_lab.experiments.config import ConfigError, load_campaign, resolve
+from caffnet_lab.experiments.files import write_atomically
+from caffnet_lab.experiments.models import build_model
+from caffnet_lab.experiments.records import RecordError, read_record, read_records, rounded, thin, write_record
+from caffnet_lab.experiments.report import write_report
+from caffnet_lab.experiments.run import build_problem, checkpoint_path, run_one
+from caffnet_lab.experiments.training import DivergedError, Tick, epochs_of
 
 SOURCE = Path(caffnet.__file__).parents[1]
 TIMES = ("seconds", "ms_per_epoch", "starts")
@@ -70,8 +70,8 @@ RUNS = {
 
 @pytest.mark.parametrize("name", RUNS)
 def test_an_interrupted_run_ends_as_an_uninterrupted_one(name, tmp_path, monkeypatch):
-    monkeypatch.setattr("caffnet.experiments.training.TICK", 0.0)
-    monkeypatch.setattr("caffnet.experiments.run.time_forward", lambda *_: 1.0)  # takes a second
+    monkeypatch.setattr("caffnet_lab.experiments.training.TICK", 0.0)
+    monkeypatch.setattr("caffnet_lab.experiments.run.time_forward", lambda *_: 1.0)  # takes a second
     monkeypatch.setattr(cbf, "TRAIN_STEPS", 3)
     monkeypatch.setattr(cbf, "TEST_STEPS", 2)
     config = RUNS[name]
@@ -91,7 +91,7 @@ def command(out: Path, *options: str) -> list[str]:
     return [
         sys.executable,
         "-m",
-        "caffnet.cli",
+        "caffnet_lab",
         "run",
         "opt",
         "--method",
@@ -289,7 +289,7 @@ def test_of_two_processes_with_the_same_run_one_writes(tmp_path):
 
 
 def test_ctrl_c_stops_all_processes(tmp_path):
-    arguments = [sys.executable, "-m", "caffnet.cli", "run", "pwc", "--method", "nn", "--epochs", "100000"]
+    arguments = [sys.executable, "-m", "caffnet_lab", "run", "pwc", "--method", "nn", "--epochs", "100000"]
     arguments += ["--jobs", "2", "--checkpoint-seconds", "0.1", "--out", str(tmp_path)]
     process = subprocess.Popen(
         arguments,
@@ -398,11 +398,11 @@ def test_a_checkpoint_of_another_network_is_named(tmp_path):
 
 def test_a_record_names_the_commit_of_every_start(tmp_path, monkeypatch):
     config = resolve("pwc", "nn", 1, settings={"epochs": 6, "hidden": 8})
-    monkeypatch.setattr("caffnet.experiments.training.TICK", 0.0)
-    monkeypatch.setattr("caffnet.experiments.training.versions", lambda: {"revision": "aaa"})
+    monkeypatch.setattr("caffnet_lab.experiments.training.TICK", 0.0)
+    monkeypatch.setattr("caffnet_lab.experiments.training.versions", lambda: {"revision": "aaa"})
     with pytest.raises(Interrupted):
         run_one(config, tmp_path, every=0.0, on_tick=interrupt_at(3))
-    monkeypatch.setattr("caffnet.experiments.training.versions", lambda: {"revision": "bbb"})
+    monkeypatch.setattr("caffnet_lab.experiments.training.versions", lambda: {"revision": "bbb"})
     record = run_one(config, tmp_path)
     assert (record["training"]["starts"], record["training"]["revisions"]) == (2, ["aaa", "bbb"])
 
@@ -508,7 +508,7 @@ def test_limits_on_a_step_are_remembered_over_a_restart(batch: int, tmp_path: Pa
         if tick.epoch > 1:  # a checkpoint of the epoch before is there
             raise Stop
 
-    monkeypatch.setattr("caffnet.experiments.training.TICK", -1.0)  # a tick in every epoch
+    monkeypatch.setattr("caffnet_lab.experiments.training.TICK", -1.0)  # a tick in every epoch
 
     with pytest.raises(Stop):
         run_one(config, tmp_path / "cut", every=0.0, on_tick=interrupt)

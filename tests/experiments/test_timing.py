@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from caffnet.experiments.config import ConfigError, resolve
-from caffnet.experiments.records import read_timings
-from caffnet.experiments.report import write_report
-from caffnet.experiments.run import run_one
-from caffnet.experiments.timing import time_methods
+from caffnet_lab.experiments.config import ConfigError, resolve
+from caffnet_lab.experiments.records import read_timings
+from caffnet_lab.experiments.report import write_report
+from caffnet_lab.experiments.run import run_one
+from caffnet_lab.experiments.timing import time_methods
 
 
 def test_every_method_is_timed_and_the_latest_counts(tmp_path: Path):

@@ -2,10 +2,10 @@
 
 import sys
 
-from caffnet.experiments import cbf
-from caffnet.experiments.campaign import run_campaign
-from caffnet.experiments.config import load_campaign
-from caffnet.experiments.distributed import process_group
+from caffnet_lab.experiments import cbf
+from caffnet_lab.experiments.campaign import run_campaign
+from caffnet_lab.experiments.config import load_campaign
+from caffnet_lab.experiments.distributed import process_group
 
 if __name__ == "__main__":
     cbf.TRAIN_STEPS, cbf.TEST_STEPS = 3, 3

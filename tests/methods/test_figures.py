@@ -11,7 +11,7 @@ from caffnet.methods import HardNet
 
 pytest.importorskip("matplotlib")
 
-from caffnet.methods.figures import dependent_rows, draw_all
+from caffnet_lab.methods_table.figures import dependent_rows, draw_all
 
 
 def test_figure_1_shows_what_the_paper_says():

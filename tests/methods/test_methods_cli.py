@@ -9,7 +9,7 @@ pytest.importorskip("rich")
 
 from typer.testing import CliRunner
 
-from caffnet.cli import app
+from caffnet_lab.cli import app
 
 
 def test_methods_prints_and_writes(tmp_path: Path):

@@ -13,9 +13,9 @@ import torch
 
 from caffnet import AffineSet, ConstraintError, project
 from caffnet.methods import METHODS, Guarantee
-from caffnet.methods.families import FAMILIES, INPUTS, OUTPUTS, Draw
-from caffnet.methods.report import satisfaction_text, to_html, to_json, to_markdown, write
-from caffnet.methods.table import PAPER, Cell, Table, affine_deviation, convergence, measure
+from caffnet_lab.methods_table.families import FAMILIES, INPUTS, OUTPUTS, Draw
+from caffnet_lab.methods_table.report import satisfaction_text, to_html, to_json, to_markdown, write
+from caffnet_lab.methods_table.table import PAPER, Cell, Table, affine_deviation, convergence, measure
 
 pytest.importorskip("scipy")
 

@@ -1,0 +1,21 @@
+"""The ``caffnet`` command, also ``python -m caffnet_lab``; it says what to install where the library came alone."""
+
+from __future__ import annotations
+
+
+def main() -> None:
+    """Hand over to the command line."""
+    try:
+        from caffnet_lab.cli import app
+
+        app(prog_name="caffnet")
+    except ImportError as missing:
+        if missing.name is None:
+            raise SystemExit(str(missing)) from None  # one of ours, which names the extra
+        if missing.name.split(".")[0] in ("caffnet", "caffnet_lab"):
+            raise  # not a matter of installation
+        raise SystemExit(f'This command needs {missing.name}: pip install "caffnet[all]".') from None
+
+
+if __name__ == "__main__":
+    main()

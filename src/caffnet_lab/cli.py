@@ -1,0 +1,346 @@
+"""The command line: parses, calls, prints. No numerics here."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+from rich.console import Console
+
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
+
+
+def _tell_version(wanted: bool) -> None:
+    if wanted:
+        from caffnet import __version__
+
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def caffnet(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Tell the version and exit.")
+    ] = False,
+) -> None:
+    """Hard affine constraints on the outputs of neural networks."""
+
+
+@app.command()
+def run(
+    task: Annotated[str | None, typer.Argument(help="pwc, opt or cbf; may come from the config.")] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file; options below override it.")] = None,
+    protocol: Annotated[
+        str | None,
+        typer.Option(
+            help="paper (default): as published; fair: plain networks of equal size; ours: what we recommend."
+        ),
+    ] = None,
+    method: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A row of the table: nn, hardnet, caffnet-ff, caffnet-ff-lite, caffnet-tf, ipopt (opt) or post-hoc. "
+            "Repeat for more; all rows of the paper's table by default."
+        ),
+    ] = None,
+    seed: Annotated[list[int] | None, typer.Option(help="Repeat for more. The paper's five by default.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the data; the protocol's by default.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="Of Adam; the protocol's by default.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Samples per step, 0 for all; the protocol's by default.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="float64 (default) or float32.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; cuda by default if there is one.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="Any other setting, as in a config: clip=1.0. Repeat for more.")
+    ] = None,
+    threads: Annotated[int | None, typer.Option(help="Threads per run; 1 by default.")] = None,
+    jobs: Annotated[int | None, typer.Option(help="Runs at the same time; 1 by default.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of records and checkpoints; results, or runs/quick with --quick.")
+    ] = None,
+    checkpoint_seconds: Annotated[float | None, typer.Option(help="Time between checkpoints; 20 s by default.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="One seed, few epochs: does everything work?")] = False,
+) -> None:
+    """Run one of the paper's experiments. Killed runs continue, finished ones are not run again."""
+    from caffnet_lab.experiments.campaign import WorkerError, run_campaign
+    from caffnet_lab.experiments.checkpoint import CheckpointError
+    from caffnet_lab.experiments.config import ConfigError, load_campaign, parse_settings
+    from caffnet_lab.experiments.progress import progress_bars
+    from caffnet_lab.experiments.records import RecordError
+    from caffnet_lab.experiments.run import default_device
+    from caffnet_lab.experiments.training import DivergedError
+
+    try:
+        options = {
+            "task": task,
+            "protocol": protocol,
+            "methods": method,
+            "seeds": seed,
+            "epochs": epochs,
+            "learning_rate": learning_rate,
+            "batch": batch,
+            "dtype": dtype,
+            "device": device,
+            "threads": threads,
+            "jobs": jobs,
+            "out": None if out is None else str(out),
+            "checkpoint_seconds": checkpoint_seconds,
+            "quick": quick or None,
+        }
+        given, others = {k: v for k, v in options.items() if v is not None}, parse_settings(settings or [])
+        if twice := sorted(set(given) & set(others)):
+            raise ConfigError(f"{', '.join(twice)} is set twice: by an option and by --set.")
+        campaign = load_campaign(config, default_device(), **given, **others)
+        console = Console(quiet=os.environ.get("RANK", "0") != "0")  # of several processes, one speaks
+        with progress_bars(campaign.runs, console) as (on_tick, on_done):
+            run_campaign(campaign, on_tick, on_done)
+    except (ConfigError, CheckpointError, RecordError, DivergedError, WorkerError, ImportError, OSError) as error:
+        _fail(error)
+    except KeyboardInterrupt:
+        typer.secho("Stopped. The same command goes on from the last checkpoints.", err=True)
+        raise typer.Exit(130) from None
+
+
+@app.command("time")
+def time_(
+    task: Annotated[str, typer.Argument(help="pwc, opt or cbf.")],
+    protocol: Annotated[str, typer.Option(help="paper, fair or ours.")] = "paper",
+    method: Annotated[list[str] | None, typer.Option(help="As in run; repeat for more. All by default.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; cuda by default if there is one.")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Epochs of each method that are timed.")] = 7,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of torch.")] = 1,
+    out: Annotated[Path, typer.Option(help="Folder of the records.")] = Path("results"),
+) -> None:
+    """Time an epoch and a test of every method of an experiment, side by side."""
+    import torch
+
+    from caffnet_lab.experiments.config import ConfigError
+    from caffnet_lab.experiments.run import default_device
+    from caffnet_lab.experiments.timing import time_methods
+
+    torch.set_num_threads(threads)
+    console = Console()
+    try:
+        with console.status("building") as status:
+            found = time_methods(
+                task,
+                protocol,
+                out,
+                methods=method,
+                rounds=rounds,
+                device=device or default_device(),
+                on_step=lambda what: status.update(what),
+            )
+    except (ConfigError, ImportError, OSError) as error:
+        _fail(error)
+    for name, times in found["methods"].items():
+        train = "" if times["train_ms"] is None else f"T_train {times['train_ms']:.4g} ms, "
+        console.print(f"{task} {protocol} {name}: {train}T_test {times['test_ms']:.4g} ms")
+
+
+@app.command()
+def report(
+    records: Annotated[list[Path] | None, typer.Argument(help="Folders with records; results by default.")] = None,
+    out: Annotated[Path, typer.Option(help="Where the tables, the figures and the page go.")] = Path("report"),
+    markdown: Annotated[
+        Path | None, typer.Option(help="Write the Markdown here too, its figures in figures/<name> beside it.")
+    ] = None,
+) -> None:
+    """Turn records into the paper's tables and figures: Markdown, LaTeX, CSV, PNG and one HTML page."""
+    from caffnet_lab.experiments.config import ConfigError
+    from caffnet_lab.experiments.records import RecordError
+    from caffnet_lab.experiments.report import write_report
+
+    try:
+        written = write_report(records or [Path("results")], out, markdown)
+    except (ConfigError, RecordError, OSError) as error:
+        _fail(error)
+    for path in written:
+        typer.echo(path)
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Where the figure goes.")] = Path("demo.png"),
+    epochs: Annotated[int, typer.Option(min=1, help="Training epochs of each network.")] = 2000,
+    seed: Annotated[int, typer.Option(min=0, help="Of the data and the networks.")] = 6,
+) -> None:
+    """Train a CAffNet and a soft-constrained network on the paper's piecewise task; a table and a figure."""
+    from rich.progress import Progress
+    from rich.table import Table as Grid
+
+    from caffnet_lab.experiments.demo import compare, draw
+
+    console = Console()
+    if out.suffix not in (".png", ".pdf", ".svg"):
+        _fail(ValueError(f"out must be a file that ends in .png, .pdf or .svg, got {out}."))
+    _make_folder(out.parent)
+    with Progress(console=console, transient=True) as progress:
+        task = progress.add_task("training", total=1.0)
+
+        def advance(name: str, share: float, loss: float) -> None:
+            progress.update(task, completed=share, description=f"{name}, loss {loss:.4f}")
+
+        results = compare(seed, epochs, advance)
+    grid = Grid(title=f"Piecewise task, {epochs} epochs, 400 test points", title_justify="left")
+    for header in ("network", "mean squared error", "largest violation", "test points violated"):
+        grid.add_column(header, justify="left" if header == "network" else "right")
+    for result in results:
+        share = f"{100 * result.violated:.1f} %"
+        grid.add_row(result.name, f"{result.error:.5f}", f"{result.violation:.2e}", share)
+    console.print(grid)
+    draw(results, out)
+    console.print(f"written: {out}")
+
+
+@app.command()
+def methods(
+    out: Annotated[Path, typer.Option(help="Folder for methods.md, methods.html and methods.json.")] = Path("methods"),
+    method: Annotated[list[str] | None, typer.Option(help="Only this method; repeat for more.")] = None,
+    family: Annotated[list[str] | None, typer.Option(help="Only this kind of constraint; repeat for more.")] = None,
+    problems: Annotated[int, typer.Option(help="Random constraints per cell.")] = 20,
+    inputs: Annotated[int, typer.Option(help="Random inputs per constraint.")] = 50,
+    epochs: Annotated[int, typer.Option(help="Epochs of the short training; 0 for none.")] = 40,
+    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
+    float32: Annotated[bool, typer.Option("--float32", help="Measure in float32 instead of float64.")] = False,
+) -> None:
+    """Measure the paper's Table 1: every method on every kind of constraint."""
+    import torch
+    from rich.console import Console
+    from rich.progress import Progress
+    from rich.table import Table as Grid
+
+    from caffnet import ConstraintError
+    from caffnet.methods import METHODS
+    from caffnet_lab.methods_table import report
+    from caffnet_lab.methods_table.families import FAMILIES
+    from caffnet_lab.methods_table.table import measure
+
+    console = Console()
+    with Progress(console=console, transient=True) as progress:
+        task = progress.add_task("measuring", total=len(method or METHODS) * len(family or FAMILIES))
+
+        def advance(name: str, kind: str) -> None:
+            progress.update(task, advance=1, description=f"{name}, {kind}")
+
+        try:
+            table = measure(
+                method,
+                family,
+                problems=problems,
+                inputs=inputs,
+                epochs=epochs,
+                seed=seed,
+                dtype=torch.float32 if float32 else torch.float64,
+                progress=advance,
+            )
+        except ConstraintError as error:
+            raise typer.BadParameter(str(error)) from None
+    for title, build, _ in report.SECTIONS:
+        header, rows = build(table)
+        grid = Grid(*header, title=title, title_justify="left", show_lines=False)
+        for row in rows:
+            grid.add_row(*row)
+        console.print(grid)
+    for path in report.write(table, out):
+        console.print(f"written: {path}")
+
+
+@app.command()
+def bench(
+    task: Annotated[
+        list[str] | None, typer.Option(help="Task or family (pwc, growth, dc3-200); repeat for more.")
+    ] = None,
+    contestant: Annotated[
+        list[str] | None, typer.Option(help="Repeat for more. All that are installed by default.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Few rounds, small sizes: a first look.")] = False,
+    out: Annotated[Path, typer.Option(help="Folder for bench.json, bench.md and the plots.")] = Path("bench"),
+    threads: Annotated[int | None, typer.Option(help="For torch and the rivals; all cores by default.")] = None,
+    limit: Annotated[float, typer.Option(help="Seconds that one call of a contestant may take.")] = 30.0,
+    memory: Annotated[str, typer.Option(help="Whose peak memory to measure: ours, all or none.")] = "ours",
+) -> None:
+    """Measure the layer, its backbone, the paper's algorithm and the rivals; say which promises hold."""
+    from caffnet_lab.bench import contestants, machine, tasks
+
+    machine.wait_passively(sys.argv[1:])
+
+    from rich.progress import Progress
+    from rich.table import Table as Grid
+
+    from caffnet_lab.bench import claims, measure, report
+    from caffnet_lab.bench.ready import Limits
+
+    console = Console(width=None if sys.stdout.isatty() else 150)
+    try:
+        chosen, names = tasks.select(task, quick), contestants.select(contestant)
+        watched = contestants.watched(names, memory)
+    except ValueError as error:
+        _fail(error)
+    limits = Limits(threads or machine.default_threads(), seconds=limit)
+    conditions = {**machine.conditions(limits.threads), "quick": quick}
+    with Progress(console=console, transient=True) as progress:
+        bar = progress.add_task("measuring", total=None)
+        facts, records = measure.run(
+            chosen,
+            names,
+            limits,
+            measure.QUICK if quick else measure.Effort(),
+            watched,
+            lambda where, what: progress.update(bar, description=f"{where}: {what}"),
+            lambda facts, records: report.save(out, conditions, facts, records),
+        )
+    conditions["load_at_end"] = machine.load()
+    judged = claims.judge(facts, records)
+    for title, header, rows in (
+        ("Measured (medians)", report.RECORD_HEADER, report.record_rows(facts, records)),
+        ("Not measured", ("contestant", "why", "tasks"), report.absent(records)),
+        ("What the layer must show", report.CLAIM_HEADER, report.claim_rows(judged)),
+    ):
+        grid = Grid(title=title, title_justify="left")
+        for name in header:
+            grid.add_column(name, overflow="fold")
+        for row in rows:
+            grid.add_row(*(_coloured(cell) for cell in row))
+        if rows:
+            console.print(grid)
+    console.print(report.noise(records))
+    for path in report.write(out, conditions, facts, records, judged):
+        console.print(f"written: {path}")
+
+
+def _coloured(cell: str) -> str:
+    return {"pass": "[green]pass[/green]", "MISS": "[bold red]MISS[/bold red]"}.get(cell, cell.replace("[", "\\["))
+
+
+@app.command()
+def figures(
+    out: Annotated[Path, typer.Option(help="Folder for the figures.")] = Path("figures"),
+    kind: Annotated[
+        list[str] | None, typer.Option(help="png, pdf or svg; repeat for more. Default: png and pdf.")
+    ] = None,
+) -> None:
+    """Draw the paper's Figures 1 and 4 from what the methods return."""
+    from caffnet_lab.methods_table.figures import draw_all
+
+    if unknown := sorted(set(kind or ()) - {"png", "pdf", "svg"}):
+        raise typer.BadParameter(f"kind must be png, pdf or svg, got {', '.join(unknown)}.")
+    _make_folder(out)
+    for path in draw_all(out, kind or ("png", "pdf")):
+        typer.echo(f"written: {path}")
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        _fail(ValueError(f"{folder} must be a folder, but cannot be one: {error.strerror}."))
+
+
+def _fail(error: Exception) -> NoReturn:
+    told = [str(error), *getattr(error, "__notes__", ())]
+    typer.secho(f"Error: {' '.join(told)}", fg="red", err=True)
+    raise typer.Exit(2)

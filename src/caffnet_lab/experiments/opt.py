@@ -1,0 +1,127 @@
+"""opt: learn to solve ``min ½ yᵀQy + pᵀ sin y  s.t.  G y <= h, C y = x``, without labels.
+
+The bound ``h_i = Σ_j |(G C⁺)_ij|`` makes every problem with ``|x_j| <= 1`` feasible: ``y = C⁺x`` satisfies it.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from caffnet import AffineSet, prepare
+from caffnet.constraints import EQUAL, UPPER
+from caffnet.preparation import Prepared
+from caffnet_lab.experiments.problem import Evaluation, Loss, Problem, penalty_of, violation_metrics
+
+N_OUT, INEQUALITIES, EQUALITIES = 5, 5, 3
+SAMPLES, THROWN_AWAY = 1000, 10
+NAMES = (*(f"G[{i}]" for i in range(INEQUALITIES)), *(f"C[{i}]" for i in range(EQUALITIES)))
+
+
+class SolverProblem(Problem):
+    """1000 training and 1000 test right-hand sides of one random problem.
+
+    Args:
+        seed: of numpy's legacy stream, which draws Q, p, G, C and the data in this order. So a seed changes the problem
+            itself, not only the run.
+    """
+
+    name, n_in, n_out = "opt", EQUALITIES, N_OUT
+
+    def __init__(self, seed: int):
+        super().__init__()
+        stream = np.random.RandomState(seed)
+        self.Q = torch.from_numpy(stream.uniform(size=N_OUT))  # the diagonal
+        self.p = torch.from_numpy(stream.uniform(size=N_OUT))
+        G = stream.standard_normal((INEQUALITIES, N_OUT))
+        C = stream.standard_normal((EQUALITIES, N_OUT))
+        self.h = torch.from_numpy(np.abs(G @ np.linalg.pinv(C)).sum(1))
+        self.A = torch.from_numpy(np.concatenate([G, C]))
+        self.train = torch.from_numpy(stream.uniform(-1, 1, (SAMPLES, EQUALITIES)))
+        stream.uniform(-1, 1, (THROWN_AWAY, EQUALITIES))
+        self.test = torch.from_numpy(stream.uniform(-1, 1, (SAMPLES, EQUALITIES)))
+        self._plans: dict[str, Prepared] = {}
+
+    def build_set(self, x: Tensor) -> AffineSet:
+        """The rows [G; C], shared by all inputs; the equalities stay one row each."""
+        h = self.h.expand(*x.shape[:-1], INEQUALITIES)
+        lower = torch.cat([torch.full_like(h, -math.inf), x], -1)
+        sides = (UPPER,) * INEQUALITIES + (EQUAL,) * EQUALITIES
+        return AffineSet.from_parts(self.A, lower, torch.cat([h, x], -1), NAMES, sides)
+
+    def enforced(self, search: str) -> Callable[[Tensor], AffineSet | Prepared]:
+        """Rows are factorised once: only the bounds depend on the input."""
+
+        def at(x: Tensor) -> Prepared:
+            here = self.constraint(x)
+            if search not in self._plans:
+                self._plans[search] = prepare(here, search)
+            return self._plans[search].with_bounds(here.lower, here.upper)
+
+        return at
+
+    def objective(self, y: Tensor) -> Tensor:
+        """``½ yᵀQy + pᵀ sin y``, ``(...)``."""
+        return (0.5 * self.Q * y.square() + self.p * torch.sin(y)).sum(-1)
+
+    def loss(self, model: nn.Module, x: Tensor, penalty: str = "squared") -> Loss:
+        """The sum of objectives."""
+        y = model(x)
+        return Loss(self.objective(y).sum(), *penalty_of(self.constraint(x).violation(y), penalty))
+
+    def evaluate(self, model: nn.Module, exact: bool = False) -> Evaluation:
+        """The mean objective, and the violations of both kinds of rows."""
+        with torch.no_grad():
+            return self.evaluate_points(model(self.test), exact)
+
+    def evaluate_points(self, y: Tensor, exact: bool = False) -> Evaluation:
+        """The same for given answers ``(1000, 5)``."""
+        metrics = {
+            "objective": self.objective(y).mean().item(),
+            **violation_metrics(self.build_set(self.test), y, exact),
+        }
+        return Evaluation(metrics, {})
+
+    def forward_for_timing(self, model: nn.Module) -> Callable[[], Any]:
+        """All test points in one call, as a new input: its constraints are part of the answer."""
+        return lambda: model(self.test.view_as(self.test))
+
+
+def solve_with_ipopt(problem: SolverProblem) -> tuple[Tensor, float]:
+    """Solve every test problem with IPOPT, through one parametric solver: the answers, and milliseconds for them all.
+
+    Each solve starts at the least-squares solution of ``C y = x``, as the paper's does.
+    """
+    try:
+        import casadi
+    except ImportError as missing:
+        raise ImportError('The IPOPT row needs casadi: pip install "caffnet[experiments]".') from missing
+    Q, p, A, h = (t.double().cpu().numpy() for t in (problem.Q, problem.p, problem.A, problem.h))
+    y, x = casadi.MX.sym("y", N_OUT), casadi.MX.sym("x", EQUALITIES)
+    program = {
+        "x": y,
+        "p": x,
+        "f": 0.5 * casadi.dot(casadi.DM(Q), y**2) + casadi.dot(casadi.DM(p), casadi.sin(y)),
+        "g": casadi.DM(A) @ y - casadi.vertcat(casadi.DM(h), x),
+    }
+    quiet = {"print_time": False, "ipopt.print_level": 0, "ipopt.sb": "yes", "ipopt.tol": 1e-8}
+    solver = casadi.nlpsol("solver", "ipopt", program, quiet)
+    lower = np.concatenate([np.full(INEQUALITIES, -np.inf), np.zeros(EQUALITIES)])
+    inverse = np.linalg.pinv(A[INEQUALITIES:])
+    answers = []
+    inputs = problem.test.double().cpu().numpy()
+    solver(x0=inverse @ inputs[0], p=inputs[0], lbg=lower, ubg=0.0)  # warm-up
+    start = time.perf_counter()
+    for sample in inputs:
+        found = solver(x0=inverse @ sample, p=sample, lbg=lower, ubg=0.0)
+        if not solver.stats()["success"]:
+            raise RuntimeError(f"IPOPT failed at x = {sample.tolist()}: {solver.stats()['return_status']}.")
+        answers.append(np.array(found["x"]).ravel())
+    seconds = time.perf_counter() - start
+    return torch.from_numpy(np.stack(answers)).to(problem.test), 1e3 * seconds

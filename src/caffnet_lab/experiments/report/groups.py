@@ -1,0 +1,176 @@
+"""Records of one method in one setting, over its seeds."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+from caffnet_lab.experiments.config import PROTOCOLS, QUICK_EPOCHS, SEEDS, TASKS, RunConfig, resolve
+
+TITLES = {
+    "ipopt": "IPOPT",
+    "nn": "NN",
+    "hardnet": "HardNet",
+    "caffnet-ff": "CAffNet-FF",
+    "caffnet-ff-lite": "CAffNet-FF (Lite)",
+    "caffnet-tf": "CAffNet-TF",
+    "post-hoc": "NN, projected afterwards",
+}
+ORDER = tuple(TITLES)
+FIRST_EPOCHS = 4000  # what the paper shows of the training loss
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """Runs that differ in their seed only.
+
+    Attributes:
+        task: the experiment.
+        protocol: where the settings came from.
+        method: the row of the table.
+        changes: settings that differ from the protocol's, as text; empty if none.
+        records: one per seed, in order.
+    """
+
+    task: str
+    protocol: str
+    method: str
+    changes: str
+    records: tuple[dict[str, Any], ...]
+
+    @property
+    def title(self) -> str:
+        """The name of the row."""
+        return TITLES.get(self.method, self.method) + (f" [{self.changes}]" if self.changes else "")
+
+    @property
+    def seeds(self) -> list[int]:
+        """The seeds that have finished."""
+        return [record["config"]["seed"] for record in self.records]
+
+    @property
+    def departs(self) -> bool:
+        """Whether a setting other than the number of epochs differs from the protocol's."""
+        return any(not change.startswith("epochs=") for change in self.changes.split(", ") if change)
+
+    @property
+    def epochs(self) -> int:
+        """Epochs of each run."""
+        return self.records[0]["config"]["epochs"]
+
+    @property
+    def complete(self) -> bool:
+        """Whether all seeds of the paper are there, with all epochs of the protocol."""
+        whole = resolve(self.task, self.method, self.seeds[0], self.protocol).epochs
+        return set(self.seeds) >= set(SEEDS[self.task]) and (self.method == "ipopt" or self.epochs >= whole)
+
+    def values(self, column: str) -> list[float]:
+        """A metric of every seed; empty if the runs do not have it. Dots go into groups: ``inequality.max``."""
+        return [value for value in (_look_up(record, column) for record in self.records) if value is not None]
+
+
+def _look_up(record: dict[str, Any], column: str) -> float | None:
+    if column == "train_ms":
+        return (record["training"] or {}).get("ms_per_epoch")
+    found: Any = record["evaluation"]
+    for part in column.split("."):
+        found = found.get(part) if isinstance(found, dict) else None
+    return None if found is None else float(found)
+
+
+def group_records(records: Iterable[dict[str, Any]]) -> list[Group]:
+    """By task, protocol and the paper's order of rows; of a method the settings nearest to the protocol's first."""
+    found: dict[tuple[str, str, str, str], dict[int, dict[str, Any]]] = {}
+    for record in sorted(records, key=lambda record: record["finished"]):
+        config = record["config"]
+        key = (config["task"], config["protocol"], config["method"], _changes(config))
+        found.setdefault(key, {})[config["seed"]] = record  # of two runs of the same, the later
+    groups = [Group(*key, tuple(members[seed] for seed in sorted(members))) for key, members in found.items()]
+    return sorted(
+        groups,
+        key=lambda g: (
+            TASKS.index(g.task),
+            PROTOCOLS.index(g.protocol),
+            ORDER.index(g.method),
+            bool(g.changes),
+            g.departs,
+            -len(g.records),
+            -g.epochs,
+            g.changes,
+        ),
+    )
+
+
+def full_runs(groups: Iterable[Group]) -> list[Group]:
+    """Those that count as evidence: quick ones show that everything works, nothing else."""
+    return [group for group in groups if group.method == "ipopt" or group.epochs > QUICK_EPOCHS[group.task]]
+
+
+def main_groups(groups: Iterable[Group], task: str, protocol: str) -> list[Group]:
+    """One group per method: the protocol's own, else other epochs only, else the one with the most seeds."""
+    chosen: dict[str, Group] = {}
+    for group in groups:
+        if (group.task, group.protocol) == (task, protocol):
+            chosen.setdefault(group.method, group)
+    return list(chosen.values())
+
+
+def _changes(config: dict[str, Any]) -> str:
+    """What a user set differently from the protocol."""
+    if config["method"] == "ipopt":  # of all settings it has this one only
+        return "" if config.get("dtype", "float64") == "float64" else f"dtype={config['dtype']}"
+    usual = dataclasses.asdict(resolve(config["task"], config["method"], config["seed"], config["protocol"]))
+    # A setting that is younger than the record had its default; one that is gone was off, unless it has a value.
+    defaults = {f.name: f.default for f in dataclasses.fields(RunConfig) if f.default is not dataclasses.MISSING}
+    whole = {**defaults, **config}
+    different = {key: value for key, value in whole.items() if usual.get(key, 0) != value}
+    return ", ".join(f"{key}={str(v).lower() if isinstance(v, bool) else v}" for key, v in different.items())
+
+
+def commands(groups: Iterable[Group]) -> tuple[str, ...]:
+    """What to type for these runs, methods with the same seeds and settings in one line.
+
+    Runs with a setting that is gone are left out: they cannot be made again.
+    """
+    known = {field.name for field in dataclasses.fields(RunConfig)}
+    together: dict[tuple[str, str, tuple[int, ...], str], list[str]] = {}
+    for group in groups:
+        if any(change.partition("=")[0] not in known for change in group.changes.split(", ") if change):
+            continue
+        together.setdefault((group.task, group.protocol, tuple(group.seeds), group.changes), []).append(group.method)
+    lines = []
+    for (task, protocol, seeds, changes), methods in together.items():
+        words = ["caffnet", "run", task, "--protocol", protocol]
+        words += [word for method in methods for word in ("--method", method)]
+        words += [word for seed in seeds for word in ("--seed", str(seed))]
+        words += [word for change in changes.split(", ") if change for word in ("--set", change)]
+        lines.append(" ".join(words))
+    return tuple(lines)
+
+
+def sources(records: Iterable[dict[str, Any]]) -> list[str]:
+    """Where runs, or times, were made: machines, software, commits."""
+    machines: set[str] = set()
+    software: set[str] = set()
+    commits: Counter[str] = Counter()
+    for record in records:
+        machine, versions = record["machine"], dict(record["versions"])
+        gpu = f", {machine['gpu']}" if machine.get("gpu") else ""
+        machines.add(f"{machine['processor']}, {machine['threads']} thread(s) per run{gpu}")
+        last = versions.pop("revision", "not noted")
+        made_by = dict.fromkeys([*(record.get("training") or {}).get("revisions", ()), last])  # trained, then evaluated
+        commits[", then ".join(made_by)] += 1
+        software.add(", ".join(f"{name} {version}" for name, version in versions.items()))
+    made = ", ".join(f"{name} ({runs} run{'s' * (runs > 1)})" for name, runs in sorted(commits.items()))
+    return [*sorted(machines), *sorted(software), f"Commits: {made}"]
+
+
+def mean_and_spread(values: list[float]) -> tuple[float | None, float | None]:
+    """The mean and the *sample* standard deviation; None where there are too few values."""
+    if not values:
+        return None, None
+    return math.fsum(values) / len(values), statistics.stdev(values) if len(values) > 1 else None

@@ -1,0 +1,78 @@
+"""One self-contained HTML page: tables, figures and where the numbers come from."""
+
+from __future__ import annotations
+
+import base64
+import html
+from typing import Any
+
+from caffnet_lab.experiments.report.formats import as_html
+from caffnet_lab.experiments.report.groups import sources
+from caffnet_lab.experiments.report.tables import MEASURES, NAMES, Table
+
+STYLE = """
+:root { color-scheme: light dark; --line: #d5d5d5; --soft: #f5f5f5; --text: #1c1c1c; --dim: #666; --back: #fff; }
+@media (prefers-color-scheme: dark) {
+  :root { --line: #444; --soft: #242424; --text: #e6e6e6; --dim: #a0a0a0; --back: #181818; }
+  img { background: #fff; border-radius: 4px; }
+}
+body { font: 16px/1.5 system-ui, sans-serif; color: var(--text); background: var(--back); margin: 0 auto;
+  max-width: 76rem; padding: 1rem 1.5rem 4rem; }
+h1 { font-size: 1.7rem; margin: 1.5rem 0 .3rem; } h2 { margin: 2.5rem 0 .5rem; border-bottom: 1px solid var(--line); }
+h3 { margin: 1.8rem 0 .3rem; font-size: 1.05rem; }
+p.note, figcaption { color: var(--dim); font-size: .88rem; max-width: 60rem; margin: .2rem 0 .6rem; }
+nav a { margin-right: 1.2rem; }
+.scroll { overflow-x: auto; } table { border-collapse: collapse; font-size: .84rem; }
+th, td { padding: .3rem .6rem; text-align: right; border-bottom: 1px solid var(--line); vertical-align: top;
+  font-variant-numeric: tabular-nums; }
+th { border-bottom: 2px solid var(--dim); vertical-align: bottom; } th:first-child, td:first-child { text-align: left; }
+td:first-child { white-space: nowrap; } .prose th, .prose td { text-align: left; }
+tr.paper td { color: var(--dim); font-style: italic; background: var(--soft); } small { color: var(--dim); }
+details { margin: .5rem 0; color: var(--dim); font-size: .84rem; } pre { overflow-x: auto; }
+figure { margin: 1rem 0; } img { max-width: 100%; height: auto; }
+.figures { display: flex; flex-wrap: wrap; gap: 1rem 2rem; align-items: flex-start; }
+"""
+
+
+def build_page(
+    summary: Table | None,
+    sections: dict[str, tuple[list[Table], list[tuple[str, bytes]]]],
+    last: list[Table],
+    records: list[dict[str, Any]],
+) -> str:
+    """The page.
+
+    Args:
+        summary: the table for the beginning, if there is one.
+        sections: for each task its tables and its figures (caption, PNG).
+        last: tables for the end.
+        records: for the list of machines and versions; of times, where there is nothing else.
+    """
+    parts = [] if summary is None else [as_html(summary)]
+    for task, (tables, pictures) in sections.items():
+        parts.append(f'<h2 id="{task}">{html.escape(NAMES[task])}</h2>')
+        parts += [as_html(table) for table in tables]
+        parts.append(f'<div class="figures">{"".join(_figure(*picture) for picture in pictures)}</div>')
+    parts += [as_html(table) for table in last]
+    links = "".join(f'<a href="#{task}">{html.escape(NAMES[task])}</a>' for task in sections)
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>CAffNet: results</title><style>{STYLE}</style></head><body>"
+        "<h1>CAffNet: the three experiments</h1>"
+        f"<p>From {len(records)} records. Rows in italics are the paper's numbers.</p>"
+        f'<p class="note">{html.escape(MEASURES)}</p><nav>{links}</nav>'
+        f"{''.join(parts)}{_sources(records)}</body></html>\n"
+    )
+
+
+def _figure(caption: str, png: bytes) -> str:
+    data = base64.b64encode(png).decode()
+    text = html.escape(caption)
+    image = f'<img alt="{text}" src="data:image/png;base64,{data}" width="640">'
+    return f"<figure>{image}<figcaption>{text}</figcaption></figure>"
+
+
+def _sources(records: list[dict[str, Any]]) -> str:
+    lines = "".join(f"<li>{html.escape(line)}</li>" for line in sources(records))
+    return f"<h2>Where the runs were made</h2><ul>{lines}</ul>"

@@ -1,0 +1,271 @@
+"""The paper's tables from groups of records. A table is plain data; `formats` writes it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from caffnet_lab.experiments.config import EPOCHS, METHODS
+from caffnet_lab.experiments.report.groups import TITLES, Group, commands, mean_and_spread
+from caffnet_lab.experiments.report.published import PAPER
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """A number with its spread and a remark, or a text."""
+
+    mean: float | None = None
+    spread: float | None = None
+    text: str | None = None
+    remark: str = ""
+
+
+EMPTY = Cell()
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """Rows of cells under columns; the first cell of a row is its name.
+
+    Attributes:
+        name: for file names.
+        title: above it.
+        note: what the reader must know.
+        columns: one label per cell.
+        rows: the cells.
+        quiet: rows that are the paper's, set apart by the formats.
+        commands: what to type for the same.
+        prose: the cells are sentences.
+    """
+
+    name: str
+    title: str
+    note: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    quiet: frozenset[int] = frozenset()
+    commands: tuple[str, ...] = ()
+    prose: bool = False
+
+
+VIOLATION = (
+    ("mean_of_max", "{} mean of max"),
+    ("max", "{} true max"),
+    ("mean", "{} mean"),
+    ("percent", "{} > 1e-6 (%)"),
+)
+
+
+def _violations(kind: str, label: str, without: str = "") -> list[tuple[str, str]]:
+    return [(f"{kind}.{key}", text.format(label)) for key, text in VIOLATION if key != without]
+
+
+COLUMNS: dict[str, list[tuple[str, str]]] = {
+    "pwc": [
+        ("mse", "MSE"),
+        *_violations("inequality", "viol.", without="percent"),
+        ("strict.exact_inequality.max", "true max, strict"),
+        ("train_ms", "T_train (ms)"),
+        ("test_ms", "T_test (ms)"),
+    ],
+    "opt": [
+        ("objective", "Objective"),
+        *_violations("inequality", "ineq."),
+        ("strict.exact_inequality.max", "ineq. true max, strict"),
+        *_violations("equality", "eq."),
+        ("train_ms", "T_train (ms)"),
+        ("test_ms", "T_test (ms)"),
+    ],
+    "cbf": [
+        ("cost", "Cost"),
+        *_violations("inequality", "viol."),
+        ("strict.exact_inequality.max", "true max, strict"),
+        ("final_distance", "Final distance (m)"),
+        ("arrival_time", "Arrival (s)"),
+        ("train_ms", "T_train (ms)"),
+        ("test_ms", "T_test (ms)"),
+    ],
+}
+
+NAMES = {
+    "pwc": "Learning a function between piecewise bounds",
+    "opt": "Learning an optimisation solver",
+    "cbf": "Learning a safe control policy",
+}
+PROTOCOL_NOTES = {
+    "paper": "The paper's protocol.",
+    "fair": "Plain networks of equal parameter counts.",
+    "ours": "Plain networks, tangent-cone gradient, the best weights by training loss.",
+}
+#: Where ours differs from what the authors ran.
+PAPER_NOTES = {
+    "opt": "IPOPT is casadi's, one solver for all samples; the paper started a process for each, which is most of its "
+    "time. The notebook with the authors' code has other feed-forward rows than the paper: NN -0.1755, HardNet "
+    "-0.3183, CAffNet-FF -0.3433.",
+    "cbf": "A seed has the authors' initial states, which a GPU drew, and their weights; “draws=native” has others. "
+    "CAffNet looks at choices of dependent rows too, as in the paper: their compromise (ω = 0 for ω <= 0.5 and "
+    "ω >= -0.5) counts where it is feasible and nearest; “search=full” leaves them out. The "
+    "notebook with the authors' code has other costs than the paper: NN 4.380e+05, HardNet 4.507e+05, CAffNet-FF "
+    "8.620e+05 (2.290e+05).",
+}
+OUR_NOTES = {
+    "pwc": "Equal parameter counts; null-space head starting at zero; feed-forward networks are smooth (SiLU).",
+    "opt": "Equal parameter counts; null-space head starting at zero and learning at a tenth of the rate; learning "
+    "rate 1e-3, going to zero.",
+    "cbf": "Equal parameter counts, CAffNet without a null-space head; learning rate 2e-3, going to zero; batches of "
+    "50; limited gradients; a goal of 0.05 m while training.",
+}
+#: What the columns of all tables mean.
+MEASURES = (
+    "In the tables: mean over seeds, sample standard deviation in brackets. “Mean of max” is what the paper calls "
+    "“Max”: the mean over samples of the largest row; “true max” is the largest of all rows, samples and seeds, "
+    "“strict” with strict=True and in exact arithmetic; “exactly 0” counts the rows, over all samples and seeds, that "
+    "are not violated at all. Times are warm and synchronised, but of long runs, several at once: compare methods in "
+    "the table of speeds. T_train is per epoch, T_test for the whole test set."
+)
+DRIVES = (
+    "“Arrived”: within 0.1 m of the goal in the 10 s of the test; “arrival” is the mean time of the seeds that arrive "
+    "within 15 s, the horizon of training. At the goal the robot is put on it and stays: its final distance is 0."
+)
+
+DROPOUT = "The paper's feed-forward rows were measured with dropout still on."
+
+
+def results_table(groups: list[Group], task: str, protocol: str) -> Table:
+    """One row per method, each followed by the paper's row where there is one."""
+    columns = COLUMNS[task]
+    rows: list[tuple[Cell, ...]] = []
+    quiet: set[int] = set()
+    told: set[str] = set()
+    for group in groups:
+        rows.append(_measured(group, columns))
+        if group.values("dropout_on.objective"):
+            rows.append(_measured(group, columns, "dropout_on."))
+        if group.method in PAPER[task] and group.method not in told:
+            told.add(group.method)
+            quiet.add(len(rows))
+            rows.append(_published(task, group.method, columns))
+    by_task = {"paper": PAPER_NOTES, "ours": OUR_NOTES}.get(protocol, {})
+    notes = [PROTOCOL_NOTES[protocol], by_task.get(task, "")]
+    notes += [DRIVES] if task == "cbf" else []
+    notes += [DROPOUT] if any(group.values("dropout_on.objective") for group in groups) else []
+    note = " ".join(filter(None, notes))
+    title = f"{NAMES[task]} ({task}, protocol “{protocol}”)"
+    return Table(f"{task}-{protocol}", title, note, _labels(task), tuple(rows), frozenset(quiet), commands(groups))
+
+
+def variants_table(groups: list[Group], task: str, protocol: str) -> Table | None:
+    """Runs of the same methods with other settings, which no row of the paper is like."""
+    if not groups:
+        return None
+    rows = tuple(_measured(group, COLUMNS[task]) for group in groups)
+    title = f"Other settings ({task}, protocol “{protocol}”)"
+    note = "The same columns for runs that depart from the protocol further than those above; in brackets, how."
+    return Table(f"{task}-{protocol}-variants", title, note, _labels(task), rows, commands=commands(groups))
+
+
+def _labels(task: str) -> tuple[str, ...]:
+    labels = ("Method", "Seeds", "Epochs", *(label for _, label in COLUMNS[task]), "Exactly 0")
+    return (*labels, "Arrived", "Collided") if task == "cbf" else labels
+
+
+def _measured(group: Group, columns: list[tuple[str, str]], variant: str = "") -> tuple[Cell, ...]:
+    title = group.title + (", dropout on" if variant else "")
+    seeds = Cell(text=" ".join(map(str, group.seeds)))
+    epochs = EMPTY if group.method == "ipopt" else Cell(text=str(group.epochs))
+    cells = [Cell(text=title), seeds, epochs]
+    for key, _ in columns:
+        values = group.values(key if key == "train_ms" else variant + key)
+        largest = key.endswith(".max")
+        cells.append(Cell(max(values, default=None)) if largest else Cell(*mean_and_spread(values)))
+    kinds = [kind for kind in ("inequality", "equality") if group.values(f"{variant}{kind}.entries")]
+    zeros = sum(sum(group.values(f"{variant}{kind}.exact_zeros")) for kind in kinds)
+    entries = sum(sum(group.values(f"{variant}{kind}.entries")) for kind in kinds)
+    cells.append(Cell(text=f"{zeros:.0f}/{entries:.0f}"))
+    if group.task == "cbf":
+        for key in ("arrived", "collided"):
+            cells.append(Cell(text=f"{sum(group.values(key)):.0f}/{len(group.records)}"))
+    return tuple(cells)
+
+
+def _published(task: str, method: str, columns: list[tuple[str, str]]) -> tuple[Cell, ...]:
+    known = PAPER[task][method]
+    cells = [Cell(text=f"{TITLES[method]}, paper"), Cell(text="five"), _published_epochs(task, method)]
+    cells += [Cell(*known[key]) if key in known else EMPTY for key, _ in columns]
+    return (*cells, EMPTY, *((EMPTY, EMPTY) if task == "cbf" else ()))
+
+
+def _published_epochs(task: str, method: str) -> Cell:
+    return EMPTY if method == "ipopt" else Cell(text=str(EPOCHS[task]))
+
+
+def gap_table(groups: list[Group], protocol: str) -> Table | None:
+    """opt, per seed: a seed changes the problem, so methods are compared within it."""
+    optimum = optima(groups)
+    if not optimum:
+        return None
+    seeds = sorted(optimum)
+    rows = [(Cell(text="IPOPT"), *(Cell(optimum[seed]) for seed in seeds), EMPTY)]
+    for group in groups:
+        if (group.task, group.protocol) != ("opt", protocol) or group.method == "ipopt":
+            continue
+        mine = dict(zip(group.seeds, group.values("objective"), strict=True))
+        gaps = [mine[seed] - optimum[seed] for seed in seeds if seed in mine]
+        if gaps:
+            values = (Cell(mine[seed]) if seed in mine else EMPTY for seed in seeds)
+            rows.append((Cell(text=group.title), *values, Cell(max(map(abs, gaps)))))
+    if len(rows) < 2:
+        return None
+    columns = ("Method", *(f"seed {seed}" for seed in seeds), "largest gap")
+    note = (
+        "Mean objective on the test set, seed by seed. A gap below zero is possible only for methods that violate "
+        "constraints, or where IPOPT stopped in a local optimum. Networks with dropout have it off here, as in use."
+    )
+    return Table(
+        f"opt-{protocol}-seeds", f"Objective per seed (opt, protocol “{protocol}”)", note, columns, tuple(rows)
+    )
+
+
+def optima(groups: list[Group]) -> dict[int, float]:
+    """IPOPT's mean objective of each seed, from whatever protocol it was run under."""
+    found: dict[int, float] = {}
+    for group in groups:
+        if group.method == "ipopt":
+            found = dict(zip(group.seeds, group.values("objective"), strict=True)) | found  # float64 comes first
+    return found
+
+
+def speed_table(timings: Sequence[dict[str, Any]]) -> Table | None:
+    """The times of all methods, measured side by side, and what they say: against the NN and against IPOPT."""
+    rows = []
+    for timing in timings:
+        methods = timing["methods"]
+        plain, solver = (methods.get(name, {}).get(kind) for name, kind in (("nn", "train_ms"), ("ipopt", "test_ms")))
+        for name, times in methods.items():
+            train, test = times["train_ms"], times["test_ms"]
+            slower = train / plain if train and plain else None
+            faster = solver / test if solver else None
+            where = "" if timing.get("device", "cpu") == "cpu" else f" on {timing['device']}"
+            title = f"{timing['task']} {timing['protocol']}{where}: {TITLES.get(name, name)}"
+            rows.append((Cell(text=title), Cell(train), Cell(slower), Cell(test), Cell(faster)))
+    if not rows:
+        return None
+    columns = ("Run", "T_train (ms)", "times the NN's", "T_test (ms)", "times faster than IPOPT")
+    note = (
+        "Medians, one epoch or test of every method in turn: the ratios hold on a busy machine too. IPOPT is casadi's, "
+        "one parametric solver. T_test of cbf is a whole drive of 100 calls."
+    )
+    return Table("speed", "Speed", note, columns, tuple(rows), commands=tuple(map(_timing_command, timings)))
+
+
+def _timing_command(timing: dict[str, Any]) -> str:
+    """What to type for the same times."""
+    words = ["caffnet", "time", timing["task"], "--protocol", timing["protocol"]]
+    if set(timing["methods"]) != set(METHODS[timing["task"]]) - {"post-hoc"}:
+        words += [word for method in timing["methods"] for word in ("--method", method)]
+    words += ["--rounds", str(timing.get("rounds", 7))]
+    words += ["--device", timing["device"]] if timing.get("device", "cpu") != "cpu" else []
+    threads = timing.get("machine", {}).get("threads", 1)
+    words += ["--threads", str(threads)] if threads != 1 else []
+    return " ".join(words)
