@@ -12,6 +12,7 @@ from typing import Any
 from caffnet_lab.bench.claims import ABSENT, Claim, Figure, Table, judge
 from caffnet_lab.bench.contestants import BACKBONE, CONTESTANTS
 from caffnet_lab.bench.measure import Record, Timing
+from caffnet_lab.markup import code_block, markdown, markdown_row
 
 CLAIM_HEADER = ("must show", "forward", "", "forward + backward", "", "note")
 NOISY = 1.3
@@ -110,7 +111,7 @@ def to_markdown(
     figures: Sequence[str] = (),
 ) -> str:
     """The page that a person reads."""
-    parts = ["# Benchmark", "", _sentence(conditions), ""]
+    parts = ["# Benchmark", "", markdown(_sentence(conditions)), ""]
     parts += ["## What the layer must show", "", *_grid(CLAIM_HEADER, claim_rows(claims)), ""]
     parts += [f"![{name}]({name})" for name in figures] + [""] * bool(figures)
     parts += [
@@ -125,7 +126,7 @@ def to_markdown(
     missing = absent(records)
     if missing:
         parts += ["## Not measured", "", *_grid(("contestant", "why", "tasks"), missing), ""]
-    parts += ["## Conditions", "", "```json", json.dumps(conditions, indent=1), "```", ""]
+    parts += ["## Conditions", "", *code_block(json.dumps(conditions, indent=1).splitlines(), "json"), ""]
     return "\n".join(parts)
 
 
@@ -190,7 +191,7 @@ def _sentence(conditions: dict[str, Any]) -> str:
 
 def _grid(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     lines = [header, ["---"] * len(header), *rows]
-    return ["| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in line) + " |" for line in lines]
+    return [markdown_row([markdown(cell) for cell in line]) for line in lines]
 
 
 def _finite(value: Any) -> Any:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from caffnet.methods import METHODS
+from caffnet_lab.markup import markdown, markdown_row
 from caffnet_lab.methods_table.families import FAMILIES
 from caffnet_lab.methods_table.table import PAPER, Cell, Table
 
@@ -151,11 +152,11 @@ SECTIONS = (
 
 def to_markdown(table: Table) -> str:
     """All parts as Markdown tables."""
-    parts = [f"# {TITLE}\n\n{_conditions(table)}\n"]
+    parts = [f"# {TITLE}\n\n{markdown(_conditions(table))}\n"]
     for title, build, note in SECTIONS:
         header, rows = build(table)
         lines = [header, ["---"] * len(header), *rows]
-        body = "\n".join("| " + " | ".join(entry.replace("|", "\\|") for entry in line) + " |" for line in lines)
+        body = "\n".join(markdown_row([markdown(entry) for entry in line]) for line in lines)
         parts.append(f"## {title}\n\n{note + chr(10) * 2 if note else ''}{body}\n")
     return "\n".join(parts)
 

@@ -8,6 +8,7 @@ import io
 import re
 
 from caffnet_lab.experiments.report.tables import Cell, Table
+from caffnet_lab.markup import code_block, csv_text, markdown, markdown_row, one_line
 
 DASH = "–"
 LARGE = 1e5  # from here on with a power of ten
@@ -51,17 +52,13 @@ def _spread(cell: Cell) -> str:
 def as_markdown(table: Table) -> str:
     """A pipe table under a heading."""
     lines = [f"### {table.title}", "", table.note, ""]
-    lines += [_pipe([column.replace("|", "\\|") for column in table.columns])]
-    lines += [_pipe(["---"] + ["---" if table.prose else "---:"] * (len(table.columns) - 1))]
+    lines += [markdown_row([markdown(column) for column in table.columns])]
+    lines += [markdown_row(["---"] + ["---" if table.prose else "---:"] * (len(table.columns) - 1))]
     for i, row in enumerate(table.rows):
-        texts = [cell_text(cell) for cell in row]
-        lines.append(_pipe([f"*{text}*" if i in table.quiet and text != DASH else text for text in texts]))
-    lines += ["", "```sh", *table.commands, "```"] if table.commands else []
+        texts = [markdown(cell_text(cell)) for cell in row]
+        lines.append(markdown_row([f"*{text}*" if i in table.quiet and text != DASH else text for text in texts]))
+    lines += ["", *code_block(table.commands, "sh")] if table.commands else []
     return "\n".join(lines) + "\n"
-
-
-def _pipe(cells: list[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
 
 
 def as_latex(table: Table) -> str:
@@ -97,7 +94,9 @@ TEX = str.maketrans(
 
 
 def _tex(text: str) -> str:
-    text = re.sub(r"(?<![\w-])-(?=\d)", "−", text.replace("<=", "≤").replace(">=", "≥"))  # minus signs, no hyphens
+    text = re.sub(
+        r"(?<![\w-])-(?=\d)", "−", one_line(text).replace("<=", "≤").replace(">=", "≥")
+    )  # minus signs, no hyphens
     return text.translate(TEX).replace("≤", r"$\le$").replace("≥", r"$\ge$").replace("−", "$-$")
 
 
@@ -133,8 +132,8 @@ def as_csv(table: Table) -> str:
     for row in table.rows:
         line: list[str] = []
         for cell, two, three in zip(row, spread, remark, strict=True):
-            line.append(_digits(cell.mean) if cell.text is None else cell.text)
-            line += [*[_digits(cell.spread)] * two, *[cell.remark.strip(", ")] * three]
+            line.append(_digits(cell.mean) if cell.text is None else csv_text(cell.text))
+            line += [*[_digits(cell.spread)] * two, *[csv_text(cell.remark.strip(", "))] * three]
         writer.writerow(line)
     return out.getvalue()
 

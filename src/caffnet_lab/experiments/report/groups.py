@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import shlex
 import statistics
 from collections import Counter
 from collections.abc import Iterable
@@ -148,7 +149,7 @@ def commands(groups: Iterable[Group]) -> tuple[str, ...]:
         words += [word for method in methods for word in ("--method", method)]
         words += [word for seed in seeds for word in ("--seed", str(seed))]
         words += [word for change in changes.split(", ") if change for word in ("--set", change)]
-        lines.append(" ".join(words))
+        lines.append(shlex.join(words))
     return tuple(lines)
 
 

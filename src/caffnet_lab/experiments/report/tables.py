@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Sequence
 from typing import Any
 
@@ -268,4 +269,4 @@ def _timing_command(timing: dict[str, Any]) -> str:
     words += ["--device", timing["device"]] if timing.get("device", "cpu") != "cpu" else []
     threads = timing.get("machine", {}).get("threads", 1)
     words += ["--threads", str(threads)] if threads != 1 else []
-    return " ".join(words)
+    return shlex.join(words)

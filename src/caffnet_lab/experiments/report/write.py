@@ -27,6 +27,7 @@ from caffnet_lab.experiments.report.tables import (
     speed_table,
     variants_table,
 )
+from caffnet_lab.markup import markdown as escape
 
 INTRODUCTION = (
     "Written by `caffnet report` from the records; rows in italics are the paper's. Three experiments:",
@@ -107,12 +108,13 @@ def write_report(folders: Sequence[Path], out: Path, markdown_to: Path | None = 
                 caption = f"Protocol “{protocol}”. {caption}"
                 pictures.append((caption, png))
                 latex.append(latex_figure(f"{stem}.pdf", caption))
-                markdown += [f"![{caption}]({stem}.png)", "", f"*{caption}*", ""]
+                shown = escape(caption)
+                markdown += [f"![{shown}]({stem}.png)", "", f"*{shown}*", ""]
         sections[task] = (tables, pictures)
     last = [table for table in (speed_table(timings),) if table is not None]
     for table in last:
         add(table)
-    markdown += ["## Where the runs were made", "", *(f"- {line}" for line in sources(records or timings)), ""]
+    markdown += ["## Where the runs were made", "", *(f"- {escape(line)}" for line in sources(records or timings)), ""]
     write("report.md", "\n".join(markdown))
     if markdown_to is not None:
         written += _publish("\n".join(markdown), [path for path in written if path.suffix == ".png"], markdown_to)
