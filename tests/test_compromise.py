@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from caffnet import AffineSet, CAffine, ConstraintError, Status, compiled, prepare, project
+from caffnet import AffineSet, CAffine, ConstraintError, Status, prepare, project
 from helpers import length, random_problem, satisfies
 
 NORMS = (1, 1.5, 2, 3, np.inf)
@@ -245,14 +245,14 @@ def test_strict_is_not_fooled_by_products_that_overflow(dtype: torch.dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_kernel_and_torch_agree_on_nasty_rows(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch):
-    """Zero rows, rows of any size, two-sided rows, one set for all or one for each sample."""
+def test_nasty_rows(dtype: torch.dtype):
+    """Zero rows, rows of any size, two-sided rows, one set for all or one for each sample: still the nearest."""
     found = 0
     for seed in range(60):
         random = np.random.default_rng(seed)
         batch, n = int(random.integers(1, 5)), int(random.integers(2, 4))
         axes = np.eye(n)[random.integers(n, size=(1 if seed % 2 else batch, 5))]
-        size = 2.0 ** random.integers(-20, 20, size=axes.shape[:-1])[..., None]
+        size = 2.0 ** random.integers(-10, 10, size=axes.shape[:-1])[..., None]
         size[random.uniform(size=size.shape) < 0.1] = 0.0
         A = size * random.choice([-1.0, 1.0], size=size.shape) * axes
         reach = np.abs(A).sum(-1) + (size[..., 0] == 0)
@@ -262,13 +262,15 @@ def test_the_kernel_and_torch_agree_on_nasty_rows(dtype: torch.dtype, monkeypatc
         )
         A, lower, upper = (torch.from_numpy(t[0] if seed % 2 else t).to(dtype) for t in (A, lower, upper))
         f, w = (torch.from_numpy(random.normal(size=(batch, n)) * 1.5).to(dtype) for _ in range(2))
-        with monkeypatch.context() as m:
-            compiled_answer = project(f, AffineSet(A, lower, upper), w, search="paper")
-            m.setattr(compiled, "ENABLED", False)
-            torch_answer = project(f, AffineSet(A, lower, upper), w, search="paper")
-        torch.testing.assert_close(compiled_answer.value, torch_answer.value, msg=f"seed {seed}")
-        assert torch.equal(compiled_answer.active.any(-1), torch_answer.active.any(-1)), seed
-        found += int(((compiled_answer.status == Status.PROJECTED) & ~compiled_answer.active.any(-1)).sum())
+        answer = project(f, AffineSet(A, lower, upper), w, search="paper")
+        for i in range(batch):
+            if answer.status[i] == Status.INSIDE:
+                continue
+            parts = (t.double() if seed % 2 else t[i].double() for t in (A, lower, upper))
+            best = literal_distance(AffineSet(*parts), f[i].double().numpy(), w[i].double().numpy(), 2)
+            mine = float((answer.value[i].double() - f[i].double()).norm())
+            assert mine == pytest.approx(best, rel=100 * torch.finfo(dtype).eps, abs=1e-12), (seed, i)
+            found += int(answer.status[i] == Status.PROJECTED and not answer.active[i].any())
     assert found >= 5  # else no compromise was compared
 
 

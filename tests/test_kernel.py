@@ -1,31 +1,57 @@
-"""The compiled kernel decides by itself, agrees with torch alone, and keeps its own promises."""
+"""The kernel against independent ways to the same answer, and the promises that are its own.
+
+Independent are: the enumeration in plain operations (`caffnet._solve.graph`), the paper's equations (helpers.py), the
+solver DAQP, the conditions of optimality, and the closed form that torch differentiates (`gradient.on_face`).
+"""
 
 from __future__ import annotations
 
+import ctypes
 import os
+import shutil
+import signal
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from caffnet import AffineSet, CAffine, Status, compiled, prepare, project
-from caffnet.problem import Options, Problem
-from helpers import needs_data, random_problem, set_of, stored_index, stored_problem
+import caffnet
+from caffnet import AffineSet, CAffine, KernelError, Status, prepare, project
+from caffnet._kernel import build, native
+from caffnet._solve import graph
+from caffnet._solve.problem import Answer, Options, Problem
+from helpers import (
+    length,
+    literal_candidates,
+    needs_data,
+    random_problem,
+    satisfies,
+    set_of,
+    stored_index,
+    stored_problem,
+)
 
+DOUBLE = torch.float64
 TYPES = [torch.float64, torch.float32]
 FEASIBLE = [name for name, entry in stored_index().items() if entry["feasible"]]
+PACKAGE = Path(caffnet.__file__).parent
+COMPILER = build.find_compiler()
+
+needs_compiler = pytest.mark.skipif(COMPILER is None, reason="there is no C compiler")
 
 
-def batch_of_sets(seed: int, samples: int, m: int, n: int, dtype: torch.dtype = torch.float64):
+def batch_of_sets(seed: int, samples: int, m: int, n: int, dtype: torch.dtype = DOUBLE):
     """Sets with a common interior point, so that none is empty; one-sided, two-sided and equal rows."""
     stream = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, dtype=torch.float64, generator=stream)
+        return torch.randn(*shape, dtype=DOUBLE, generator=stream)
 
     A, centre = normal(samples, m, n), normal(samples, 1, n)
     at = (A * centre).sum(-1)
@@ -38,137 +64,300 @@ def batch_of_sets(seed: int, samples: int, m: int, n: int, dtype: torch.dtype = 
     return AffineSet(A, lower, upper), f, w, v
 
 
-def both_ways(monkeypatch: pytest.MonkeyPatch, call):
-    answers = []
-    for enabled in (True, False):
-        monkeypatch.setattr(compiled, "ENABLED", enabled)
-        answers.append(call())
-    return answers
+def problem_of(f: Tensor, set: AffineSet, w: Tensor | None = None) -> Problem:
+    """The data of a batch as the kernel and the enumeration take them."""
+    return Problem(f, w, set.A, set.lower, set.upper, set.row_kinds, None, tuple(f.shape[:-1]))
 
 
-def undecided(f: Tensor, set: AffineSet, w: Tensor | None = None, search: str = "active", norm: float = 2.0) -> int:
-    """How many samples the kernel leaves to torch."""
-    batch = f.shape[:1]
-    lower, upper = (t.expand(*batch, set.m) for t in (set.lower, set.upper))
-    problem = Problem(f, w, set.A, lower, upper, set.sides, None, tuple(batch))
-    return compiled.solve(problem, Options(search=search, norm=norm))[1]
-
-
-# ------------------------------------------------------------------------------------------------ agreement
+# ------------------------------------------------------------------------------------------------ the enumeration
 
 
 @pytest.mark.parametrize("norm", [1, 2, 3, float("inf")])
-@pytest.mark.parametrize("search", ["full", "lite", "active"])
+@pytest.mark.parametrize("search", ["full", "lite"])
 @pytest.mark.parametrize(("m", "n"), [(5, 1), (7, 2), (6, 3), (7, 4)])
-def test_the_same_answers_as_torch(m: int, n: int, search: str, norm: float, monkeypatch: pytest.MonkeyPatch):
-    set, f, w, v = batch_of_sets(m + n, 40, m, n)
-    inputs = [t.requires_grad_() for t in (f, w, set.A, set.lower.clone(), set.upper.clone())]
-
-    def call():
-        here = AffineSet.from_parts(inputs[2], inputs[3], inputs[4], None, set.sides)
-        answer = project(inputs[0], here, inputs[1], search=search, norm=norm)
-        return answer, torch.autograd.grad(answer.value, inputs, v, allow_unused=True)
-
-    (one, gradients), (other, expected) = both_ways(monkeypatch, call)
-    torch.testing.assert_close(one.value, other.value, rtol=1e-10, atol=1e-10)
-    assert torch.equal(one.active, other.active)
-    assert torch.equal(one.status, other.status)
-    for gradient, right in zip(gradients, expected, strict=True):
-        torch.testing.assert_close(gradient, right, rtol=1e-8, atol=1e-8)
+def test_the_answers_are_those_of_plain_enumeration(m: int, n: int, search: str, norm: float):
+    set, f, w, _ = batch_of_sets(m + n, 40, m, n)
+    for null in (None, w):
+        answer = project(f, set, null, search=search, norm=norm)
+        expected = graph.solve(problem_of(f, set, null), Options(search=search, norm=float(norm)))
+        torch.testing.assert_close(answer.value, expected.value, rtol=1e-11, atol=1e-11)
+        assert torch.equal(answer.active, expected.active)
+        assert torch.equal(answer.status, expected.status)
 
 
-@pytest.mark.parametrize("gradient", ["exact", "tangent"])
-@pytest.mark.parametrize("dtype", TYPES)
-def test_the_same_gradients_as_torch_with_a_shared_matrix(
-    dtype: torch.dtype, gradient: str, monkeypatch: pytest.MonkeyPatch
-):
-    set, f, w, v = batch_of_sets(3, 50, 6, 3, dtype)
-    inputs = [t.requires_grad_() for t in (f, w, set.A[0].clone(), set.lower[0].clone(), set.upper[0].clone())]
+@pytest.mark.parametrize("search", ["full", "lite"])
+def test_the_points_are_those_of_plain_enumeration_where_rows_depend_on_each_other(search: str):
+    """Degenerate sets: several γ describe one point, and another row may be exceeded by rounding. The point is one."""
+    for seed in range(300):
+        set, f, w = random_problem(seed)
+        answer = project(f, set, w, search=search)
+        expected = graph.solve(problem_of(f[None], set, w[None]), Options(search=search))
+        torch.testing.assert_close(answer.value, expected.value[0], rtol=1e-9, atol=1e-9, msg=f"seed {seed}")
+        assert (answer.status == Status.INSIDE) == (expected.status[0] == Status.INSIDE), seed
 
-    def call():
-        here = AffineSet.from_parts(inputs[2], inputs[3], inputs[4], None, set.sides)
-        answer = project(inputs[0], here, inputs[1], gradient=gradient)
-        return torch.autograd.grad(answer.value, inputs, v, allow_unused=True)
 
-    found, expected = both_ways(monkeypatch, call)
-    share = 1e-9 if dtype == torch.float64 else 2e-4
-    for one, other in zip(found, expected, strict=True):
-        assert one.dtype == dtype
-        torch.testing.assert_close(one, other, rtol=share, atol=share)
+@pytest.mark.parametrize("search", ["full", "active"])
+def test_with_w_the_answers_satisfy_the_equations_of_the_paper(search: str):
+    """The point is one of the feasible candidates of the literal equations, for `full` the nearest."""
+    for i, seed in enumerate(range(1000, 1080)):
+        set, f, w = random_problem(seed)
+        norm = (1.0, 2.0, 4.0, np.inf)[i % 4]
+        answer = project(f, set, w, search=search, norm=norm).value.numpy()
+        if satisfies(set, f.numpy(), f.numpy()):
+            continue
+        candidates = [y for y, _ in literal_candidates(set, f.numpy(), w.numpy())]
+        scale = 1 + f.abs().max().item() + w.abs().max().item()
+        assert min(np.abs(answer - y).max() for y in candidates) <= 1e-9 * scale, seed
+        best = min(length(y - f.numpy(), norm) for y in candidates)
+        mine = length(answer - f.numpy(), norm)
+        assert mine <= best + 1e-9 * scale if search == "full" else mine >= best - 1e-9 * scale, seed
+
+
+# ------------------------------------------------------------------------------------------------ the projection
+
+
+def by_daqp(f: Tensor, set: AffineSet) -> Tensor:
+    """The Euclidean projections of a batch by DAQP, in the variable ``y - f``."""
+    daqp = pytest.importorskip("daqp")
+    samples = len(f)
+    A = set.A.expand(samples, set.m, set.n)
+    at = (A @ f.unsqueeze(-1)).squeeze(-1)
+    lower, upper = ((t.expand(samples, set.m) - at).clamp(-1e30, 1e30).numpy() for t in (set.lower, set.upper))
+    steps = []
+    for i in range(samples):
+        kinds = np.where(lower[i] == upper[i], 5, 0).astype(np.int32)  # 5: an equality
+        rows = np.ascontiguousarray(A[i].numpy())
+        step, _, told, _ = daqp.solve(
+            np.eye(set.n), np.zeros(set.n), rows, upper[i], lower[i], kinds, primal_tol=1e-11, dual_tol=1e-13
+        )
+        assert told == 1, told
+        steps.append(torch.as_tensor(step))
+    return f + torch.stack(steps)
+
+
+def assert_projections(f: Tensor, set: AffineSet, answer, share: float) -> None:
+    """The conditions of optimality: `f - y` is a sum of active rows, each pulling to its own side; y is in the set."""
+    samples, size = len(f), 1 + f.abs().amax().double() + answer.value.abs().amax().double()
+    A, lower, upper, y = (t.double() for t in (set.A, set.lower, set.upper, answer.value))
+    assert (answer.violation.double() <= share * size * (1 + set.A.abs().sum(-1).amax().double())).all()
+    for i in range(samples):
+        active = answer.active[i]
+        chosen = (active != 0).nonzero().flatten()
+        rows = (A if A.ndim == 2 else A[i])[chosen]
+        equal = (lower == upper if lower.ndim == 1 else lower[i] == upper[i])[chosen]
+        rows = rows / rows.norm(dim=-1, keepdim=True)
+        away = f[i].double() - y[i]
+        if answer.status[i] == Status.INSIDE:
+            assert not active.any() and torch.equal(answer.value[i], f[i])
+            continue
+        pull = torch.linalg.lstsq(rows.mT, away.unsqueeze(-1), driver="gelsd").solution.squeeze(-1)
+        torch.testing.assert_close(rows.mT @ pull, away, rtol=0, atol=float(share * size))
+        assert ((pull * active[chosen] >= -share * size) | equal).all()
+
+
+@pytest.mark.parametrize(("m", "n"), [(16, 8), (40, 12), (60, 20), (48, 32), (120, 40)])
+def test_the_projection_is_that_of_a_quadratic_programme_solver(m: int, n: int):
+    set, f, *_ = batch_of_sets(n, 30, m, n)
+    answer = project(f, set, search="active")
+    torch.testing.assert_close(answer.value, by_daqp(f, set), rtol=1e-8, atol=1e-8)
+    assert_projections(f, set, answer, 1e-11)
+    assert ((answer.active != 0).sum(-1) > 1).any()  # more than the equality binds
+
+
+def test_the_projection_with_many_equalities_is_that_of_a_quadratic_programme_solver():
+    stream = torch.Generator().manual_seed(11)
+    C, A = (torch.randn(k, 30, dtype=DOUBLE, generator=stream) for k in (12, 40))
+    inner, f = (torch.randn(k, 30, dtype=DOUBLE, generator=stream) for k in (1, 25))
+    room = torch.rand(40, dtype=DOUBLE, generator=stream)
+    set = AffineSet(A, A @ inner[0] - room, A @ inner[0] + room) & AffineSet.equality(C, C @ inner[0])
+    answer = project(3 * f, set, search="active")
+    torch.testing.assert_close(answer.value, by_daqp(3 * f, set), rtol=1e-8, atol=1e-8)
+    assert_projections(3 * f, set, answer, 1e-11)
+    assert (answer.active[:, 40:] == 1).all()
 
 
 @needs_data
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("name", FEASIBLE)
-def test_the_same_face_on_the_real_problems(name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch):
+def test_the_rows_of_the_real_problems_prove_their_answers(name: str, dtype: torch.dtype):
     problem = stored_problem(name)
-    set, f = set_of(problem, dtype), torch.as_tensor(problem["F"]).to(dtype)
-    one, other = both_ways(monkeypatch, lambda: project(f, set, search="active", on_infeasible="nan"))
-    known = (one.status <= Status.WITHIN_TOL) & (other.status <= Status.WITHIN_TOL)
-    share = 1e-9 if dtype == torch.float64 else 1e-4
-    size = 1 + other.value[known].abs().amax() if known.any() else 1
-    assert ((one.value - other.value)[known].abs() <= share * size).all()
-    same = (one.active == other.active).all(-1)
-    # Another γ is right only where several describe the same point.
-    for i in (known & ~same).nonzero().flatten().tolist():
-        for answer in (one, other):
-            value = (set.A @ answer.value[i]).double()
-            bound = torch.where(answer.active[i] > 0, set.upper, set.lower).double()
-            gap = torch.where(answer.active[i] != 0, (value - bound).abs(), torch.zeros_like(value))
-            assert (gap <= 1e3 * share * size).all()
-
-
-# ------------------------------------------------------------------------------------------------ it decides
+    set, f = set_of(problem, dtype), torch.as_tensor(problem["F"]).to(dtype)[:25]
+    answer = project(f, set, search="active", on_infeasible="nan")
+    known = answer.status <= Status.WITHIN_TOL
+    assert known.all() or dtype == torch.float32
+    if known.all():
+        assert_projections(f, set, answer, 1e-9 if dtype == DOUBLE else 2e-4)
 
 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize(("m", "n"), [(13, 2), (20, 5), (64, 16), (128, 32)])
-def test_ordinary_samples_are_decided_by_the_kernel(m: int, n: int, dtype: torch.dtype):
+def test_every_ordinary_sample_has_an_answer(m: int, n: int, dtype: torch.dtype):
     set, f, w, _ = batch_of_sets(1, 100, m, n, dtype)
-    assert undecided(f, set) == 0
-    assert undecided(f, set, w) == 0
+    for null in (None, w):
+        answer = project(f, set, null, search="active", on_infeasible="nan")
+        assert (answer.status <= Status.PROJECTED).all() and set.contains(answer.value).all()
 
 
-def test_degenerate_problems_are_mostly_decided_by_the_kernel():
-    left = 0
-    for seed in range(300):
-        set, f, w = random_problem(seed)
-        left += undecided(f.reshape(-1, set.n)[:1], set, w.reshape(-1, set.n)[:1], "full") if set.A.ndim == 2 else 0
-    assert left <= 15
+def test_bad_samples_are_marked_and_the_others_are_answered():
+    set = AffineSet.box(-1.0, 1.0, dim=2).to(DOUBLE)
+    f = torch.tensor([[3.0, 0.0], [torch.nan, 0.0], [1e200, 0.0], [0.5, 0.5]], dtype=DOUBLE)
+    answer = project(f, set, on_infeasible="nan")
+    assert answer.status.tolist() == [Status.PROJECTED, Status.INVALID, Status.PROJECTED, Status.INSIDE]
+    assert answer.value[0].tolist() == answer.value[2].tolist() == [1.0, 0.0] and answer.value[1].isnan().all()
+    crossed = AffineSet(torch.eye(2, dtype=DOUBLE), torch.tensor([1.0, 0.0]).double(), torch.zeros(2).double())
+    assert project(f[:1], crossed, on_infeasible="nan").status == Status.INFEASIBLE
 
 
-def test_bad_samples_are_left_to_torch_and_the_others_are_not():
-    set = AffineSet.box(-1.0, 1.0, dim=2).to(torch.float64)
-    f = torch.tensor([[3.0, 0.0], [torch.nan, 0.0], [1e200, 0.0], [0.5, 0.5]], dtype=torch.float64)
-    assert undecided(f, set) == 2
-    crossed = AffineSet(torch.eye(2, dtype=torch.float64), torch.tensor([1.0, 0.0]).double(), torch.zeros(2).double())
-    assert undecided(f[:1], crossed) == 1
+# ------------------------------------------------------------------------------------------------ gradients
+
+
+def both_gradients(call, inputs: list[Tensor], v: Tensor):
+    """By the kernel, and by torch through the closed form, which a gradient that can be differentiated again is."""
+    value = call()
+    plain = torch.autograd.grad(value, inputs, v, allow_unused=True, retain_graph=True)
+    again = torch.autograd.grad(value, inputs, v, allow_unused=True, create_graph=True)
+    return plain, again
+
+
+@pytest.mark.parametrize("gradient", ["exact", "tangent"])
+@pytest.mark.parametrize("search", ["full", "lite", "active"])
+@pytest.mark.parametrize(("m", "n"), [(5, 1), (7, 2), (6, 3), (7, 4)])
+def test_gradients_are_those_of_the_closed_form(m: int, n: int, search: str, gradient: str):
+    set, f, w, v = batch_of_sets(m + n, 40, m, n)
+    inputs = [t.requires_grad_() for t in (f, w, set.A, set.lower.clone(), set.upper.clone())]
+
+    def call() -> Tensor:
+        here = AffineSet.from_parts(inputs[2], inputs[3], inputs[4], None, set.row_kinds)
+        return project(f, here, w, search=search, gradient=gradient).value
+
+    for one, other in zip(*both_gradients(call, inputs, v), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("gradient", ["exact", "tangent"])
+@pytest.mark.parametrize("dtype", TYPES)
+def test_gradients_of_a_shared_set_are_sums_over_the_batch(dtype: torch.dtype, gradient: str):
+    set, f, w, v = batch_of_sets(3, 50, 6, 3, dtype)
+    inputs = [t.requires_grad_() for t in (f, w, set.A[0].clone(), set.lower[0].clone(), set.upper[0].clone())]
+
+    def call() -> Tensor:
+        here = AffineSet.from_parts(inputs[2], inputs[3], inputs[4], None, set.row_kinds)
+        return project(f, here, w, gradient=gradient, on_infeasible="nearest").value
+
+    share = 1e-9 if dtype == DOUBLE else 2e-4
+    for one, other in zip(*both_gradients(call, inputs, v), strict=True):
+        assert one.dtype == dtype
+        torch.testing.assert_close(one, other, rtol=share, atol=share)
+
+
+@pytest.mark.parametrize("gradient", ["exact", "tangent"])
+@pytest.mark.parametrize("kind", ["box", "box and rows", "many rows", "shared rows, own bounds"])
+def test_gradients_of_larger_sets_are_those_of_the_closed_form(kind: str, gradient: str):
+    set, f, w, v = batch_of_sets(14, 20, 30, 12)
+    f, w = f.requires_grad_(), w.requires_grad_()
+    low, high = (-0.5 * torch.ones(20, 12, dtype=DOUBLE)).requires_grad_(), torch.rand(12).double().requires_grad_()
+    A, lower, upper = (t.clone().requires_grad_() for t in (set.A, set.lower, set.upper))
+    inputs = [f, w, low, high] if kind == "box" else [f, w, A, lower, upper]
+
+    def call() -> Tensor:
+        if kind == "box":
+            made = AffineSet.box(low, high)
+        elif kind == "box and rows":
+            made = AffineSet(A[..., 2:9, :] * 0.1, None, 1.0) & AffineSet.box(low.detach(), high.detach())
+        elif kind == "many rows":
+            made = AffineSet.from_parts(A, lower, upper, None, set.row_kinds)
+        else:
+            made = AffineSet(A[0, 2:9] * 0.1, None, upper[:, 2:9].abs())
+        return project(f, made, w, search="active", gradient=gradient).value
+
+    for one, other in zip(*both_gradients(call, inputs, v), strict=True):
+        assert (one is None) == (other is None)
+        if one is not None:
+            torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("scale", [1e-150, 1e-30, 1e30, 1e150])
+def test_gradients_do_not_depend_on_the_size_of_the_numbers(scale: float):
+    """f, w and the bounds of another size: the slopes of f, w and the bounds are the same, those of A scale along."""
+    set, f, w, v = batch_of_sets(21, 10, 6, 3)
+    found = []
+    for size in (1.0, scale):
+        inputs = [(t * size).requires_grad_() for t in (f, w, set.lower, set.upper)] + [set.A.clone().requires_grad_()]
+        here = AffineSet.from_parts(inputs[4], inputs[2], inputs[3], None, set.row_kinds)
+        found.append(torch.autograd.grad(project(inputs[0], here, inputs[1]).value, inputs, v))
+    for one, other in zip(found[0][:4], found[1][:4], strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(found[0][4], found[1][4] / scale, rtol=1e-10, atol=1e-10)
 
 
 # ------------------------------------------------------------------------------------------------ structure
 
 
-def test_zeros_are_skipped_without_changing_the_answer(monkeypatch: pytest.MonkeyPatch):
+def test_zeros_are_skipped_without_changing_the_answer():
     stream = torch.Generator().manual_seed(0)
     n = 24
-    A = torch.zeros(30, n, dtype=torch.float64)
+    A = torch.zeros(30, n, dtype=DOUBLE)
     for i in range(30):
-        A[i, torch.randperm(n, generator=stream)[:3]] = torch.randn(3, dtype=torch.float64, generator=stream)
+        A[i, torch.randperm(n, generator=stream)[:3]] = torch.randn(3, dtype=DOUBLE, generator=stream)
     set = AffineSet(A, -torch.rand(30, generator=stream).double(), 1.0) & AffineSet.box(-0.5, 0.5, dim=n)
-    f = 2 * torch.randn(60, n, dtype=torch.float64, generator=stream)
-    one, other = both_ways(monkeypatch, lambda: project(f, set, search="active"))
-    torch.testing.assert_close(one.value, other.value, rtol=1e-11, atol=1e-11)
-    assert torch.equal(one.active, other.active)
-    assert (one.value.abs() <= 0.5).all()
+    f = 2 * torch.randn(60, n, dtype=DOUBLE, generator=stream)
+    answer = project(f, set, search="active")
+    torch.testing.assert_close(answer.value, by_daqp(f, set), rtol=1e-9, atol=1e-9)
+    assert_projections(f, set, answer, 1e-11)
+    assert (answer.value.abs() <= 0.5).all()
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
 def test_a_sparse_matrix_is_accepted():
-    dense = torch.tensor([[1.0, 0.0, 2.0], [0.0, 1.0, 0.0]], dtype=torch.float64)
-    f = torch.tensor([[3.0, 2.0, 1.0]], dtype=torch.float64)
+    dense = torch.tensor([[1.0, 0.0, 2.0], [0.0, 1.0, 0.0]], dtype=DOUBLE)
+    f = torch.tensor([[3.0, 2.0, 1.0]], dtype=DOUBLE)
     expected = project(f, AffineSet.inequality(dense, [1.0, 1.0])).value
     for sparse in (dense.to_sparse(), dense.to_sparse_csr()):
         assert torch.equal(project(f, AffineSet.inequality(sparse, [1.0, 1.0])).value, expected)
+
+
+@pytest.mark.parametrize("norm", [1, 2, 4])
+@pytest.mark.parametrize("n", [1, 3, 50])
+def test_a_box_is_a_clamp(n: int, norm: float):
+    stream = torch.Generator().manual_seed(n)
+    low, high = (sign * torch.rand(n, dtype=DOUBLE, generator=stream) for sign in (-1, 1))
+    high[0] = low[0]
+    f = 2 * torch.randn(30, n, dtype=DOUBLE, generator=stream)
+    bounds = [low.clone().requires_grad_(), high.clone().requires_grad_()]
+    for search in ("full", "active"):
+        if search == "full" and n == 50:
+            continue
+        answer = project(f, AffineSet.box(*bounds), norm=norm, search=search)
+        slopes = torch.autograd.grad(answer.value.sum(), bounds)
+        assert torch.equal(answer.value, f.clamp(low, high))
+        outside = (f < low).int() - (f > high).int()
+        assert torch.equal(answer.active[:, 1:], -outside[:, 1:].to(torch.int8)) and (answer.active[:, 0] != 0).all()
+        assert torch.equal(slopes[0][1:], (f < low).sum(0)[1:].double())
+        assert torch.equal(slopes[1][1:], (f > high).sum(0)[1:].double())
+        assert slopes[0][0] + slopes[1][0] == 30  # an equality: its bounds move together
+
+
+def test_bounds_of_single_outputs_are_not_factorised():
+    """A box around a simplex: all but one row fix an output; rows are dropped and come back on the way."""
+    stream = torch.Generator().manual_seed(2)
+    n = 40
+    set = AffineSet.equality(torch.ones(1, n, dtype=DOUBLE), [1.0]) & AffineSet.box(0.0, 0.1, dim=n)
+    set = set & AffineSet.inequality(torch.randn(5, n, dtype=DOUBLE, generator=stream), 0.3)
+    f = torch.randn(80, n, dtype=DOUBLE, generator=stream)
+    answer = project(f, set, search="active")
+    torch.testing.assert_close(answer.value, by_daqp(f, set), rtol=1e-9, atol=1e-9)
+    assert_projections(f, set, answer, 1e-11)
+    assert ((answer.value >= 0) & (answer.value <= 0.1)).all()
+
+
+def test_lite_with_one_minimal_face_of_many_rows():
+    """Forty rows, all independent: forty single rows and one face, not 2 ** 40 beginnings of it."""
+    stream = torch.Generator().manual_seed(3)
+    A = torch.randn(2, 40, 40, dtype=DOUBLE, generator=stream)
+    f = torch.randn(2, 40, dtype=DOUBLE, generator=stream)
+    set = AffineSet.inequality(A, (A @ f.unsqueeze(-1)).squeeze(-1) - 1)  # every row is violated
+    answer = project(f, set, search="lite")
+    torch.testing.assert_close((A @ answer.value.unsqueeze(-1)).squeeze(-1), set.upper)
 
 
 # ------------------------------------------------------------------------------------------------ warm start
@@ -183,6 +372,17 @@ def test_a_warm_start_does_not_change_the_answer(search: str):
     for start in (cold.active, anything, -cold.active):
         warm = project(f, set, w, search=search, start=start)
         torch.testing.assert_close(warm.value, cold.value, rtol=1e-11, atol=1e-11)
+        assert torch.equal(warm.active, cold.active)
+
+
+def test_a_warm_start_does_not_change_the_answer_of_a_large_set():
+    set, f, *_ = batch_of_sets(6, 20, 90, 30)
+    cold = project(f, set, search="active")
+    stream = torch.Generator().manual_seed(1)
+    anything = torch.randint(-1, 2, cold.active.shape, generator=stream)
+    for start in (cold.active, anything, -cold.active):
+        warm = project(f, set, search="active", start=start)
+        torch.testing.assert_close(warm.value, cold.value, rtol=1e-10, atol=1e-10)
         assert torch.equal(warm.active, cold.active)
 
 
@@ -203,6 +403,21 @@ def test_a_layer_can_start_warm():
     torch.testing.assert_close(few(f[:7], x=7), plain(f, x=0)[:7], rtol=1e-11, atol=1e-11)  # another batch starts cold
 
 
+def test_a_warm_start_with_a_row_that_does_not_pull():
+    set = AffineSet.inequality(torch.tensor([[1.0, 0, 0], [1, 1, 0]], dtype=DOUBLE), [0.0, 0.0])
+    f = torch.tensor([[1.0, 0, 2]], dtype=DOUBLE)
+    w = torch.tensor([[0.5, -1, 1]], dtype=DOUBLE)
+    cold = project(f, set, w, search="active")
+    warm = project(f, set, w, search="active", start=torch.tensor([[1, 5]]))
+    assert torch.equal(cold.value, warm.value) and torch.equal(cold.active, warm.active)
+
+
+def test_a_warm_layer_survives_a_map():
+    layer = CAffine(AffineSet.inequality(torch.ones(1, 2, dtype=DOUBLE), [1.0]), warm_start=True)
+    torch.func.vmap(layer)(torch.ones(3, 2, dtype=DOUBLE))
+    assert torch.allclose(layer(torch.ones(2, dtype=DOUBLE)), torch.full((2,), 0.5, dtype=DOUBLE))
+
+
 # ------------------------------------------------------------------------------------------------ as a citizen
 
 
@@ -215,7 +430,7 @@ def test_a_sample_has_the_same_bits_in_every_batch_and_thread(n: int, monkeypatc
     for i in (0, 17, 63):
         alone = project(f[i : i + 1], set[i : i + 1], w[i : i + 1], search="active")
         assert torch.equal(alone.value, whole.value[i : i + 1])
-    monkeypatch.setattr(compiled, "_WORTH_A_THREAD", 1)
+    monkeypatch.setattr(native, "_WORTH_A_THREAD", 1)
     torch.set_num_threads(3)
     try:
         several = project(f, set, w, search="active")
@@ -223,6 +438,25 @@ def test_a_sample_has_the_same_bits_in_every_batch_and_thread(n: int, monkeypatc
         assert torch.equal(torch.autograd.grad(several.value, f, v)[0], slope)
     finally:
         torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("search", ["full", "active"])
+def test_a_sample_has_the_same_bits_beside_others_that_share_its_rows(search: str):
+    """Factors of equalities are kept from sample to sample; the samples before must not be seen in the bits."""
+    set, f, w, v = batch_of_sets(17, 24, 7, 4)
+    shared = AffineSet(set.A[0], set.lower, set.upper) & AffineSet.equality(set.A[1, :2], [0.1, -0.1])
+    bad = f.clone()
+    bad[::5] = torch.nan
+    f.requires_grad_()
+    whole = project(f, shared, w, search=search, on_infeasible="nearest")
+    (slopes,) = torch.autograd.grad(whole.value, f, v)
+    disturbed = project(bad, shared, w, search=search, on_infeasible="nearest")
+    for i in range(24):
+        one = f[i : i + 1].detach().requires_grad_()
+        alone = project(one, shared[i : i + 1], w[i : i + 1], search=search, on_infeasible="nearest")
+        assert torch.equal(alone.value[0], whole.value[i]) and torch.equal(alone.active[0], whole.active[i])
+        assert torch.equal(torch.autograd.grad(alone.value, one, v[i : i + 1])[0][0], slopes[i])
+        assert i % 5 == 0 or torch.equal(disturbed.value[i], whole.value[i])
 
 
 def test_calls_from_many_threads_do_not_meet():
@@ -233,11 +467,19 @@ def test_calls_from_many_threads_do_not_meet():
             assert torch.equal(answer, right)
 
 
-def test_a_forked_process_makes_its_own_threads(monkeypatch: pytest.MonkeyPatch):
-    code = (
+def run_python(code: str, path: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a few lines in a process of their own, with the package in `path` if that is given."""
+    settings = {**os.environ, **environment, **({"PYTHONPATH": str(path)} if path else {})}
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    return subprocess.run(command, env=settings, capture_output=True, text=True, timeout=300)
+
+
+def test_a_forked_process_makes_its_own_threads():
+    done = run_python(
         "import torch, os, caffnet\n"
-        "from caffnet import AffineSet, project, compiled\n"
-        "compiled._WORTH_A_THREAD = 1\n"
+        "from caffnet import AffineSet, project\n"
+        "from caffnet._kernel import native\n"
+        "native._WORTH_A_THREAD = 1\n"
         "torch.set_num_threads(2)\n"
         "f, s = 3 * torch.ones(8, 2), AffineSet.box(-1.0, 1.0, dim=2)\n"
         "project(f, s)\n"
@@ -246,89 +488,92 @@ def test_a_forked_process_makes_its_own_threads(monkeypatch: pytest.MonkeyPatch)
         "    os._exit(0 if (project(f, s).value == 1).all() else 1)\n"
         "raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
     )
-    result = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=120)
-    assert result.returncode == 0, result.stderr[-500:]
+    assert done.returncode == 0, done.stderr[-500:]
+
+
+def test_a_long_search_can_be_interrupted():
+    """Ctrl-C ends an enumeration that would take days, and the next call works."""
+    code = (
+        "import torch\n"
+        "from caffnet import AffineSet, project\n"
+        "torch.manual_seed(0)\n"
+        "f, w, A = 1e-3 * torch.randn(4, 24), 100 * torch.randn(4, 24), torch.randn(4, 60, 24)\n"
+        "set = AffineSet.inequality(A, (A @ f.unsqueeze(-1)).squeeze(-1) - 1e-3)\n"
+        "print('begins', flush=True)\n"
+        "try:\n"
+        "    project(f, set, w, search='full', budget=2**80, on_infeasible='nan')\n"
+        "except KeyboardInterrupt:\n"
+        "    assert project(torch.ones(2), AffineSet.box(0.0, 0.5, dim=2)).value.tolist() == [0.5, 0.5]\n"
+        "    print('stopped', flush=True)\n"
+    )
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None and process.stdout.readline().strip() == "begins"
+        time.sleep(0.5)
+        process.send_signal(signal.SIGINT)
+        told, _ = process.communicate(timeout=60)
+        assert told.strip() == "stopped" and process.returncode == 0
+    finally:
+        process.kill()
 
 
 def test_the_inputs_are_untouched():
     set, f, w, v = batch_of_sets(9, 20, 9, 3)
     before = [t.clone() for t in (set.A, set.lower, set.upper, f, w, v)]
     f.requires_grad_()
-    torch.autograd.grad(project(f, set, w, gradient="tangent").value, f, v)
+    for options in ({}, {"gradient": "tangent"}, {"strict": True}, {"search": "active", "start": torch.ones(20, 9)}):
+        torch.autograd.grad(project(f, set, w, **options).value, f, v)
     for now, then in zip((set.A, set.lower, set.upper, f.detach(), w, v), before, strict=True):
         assert torch.equal(now, then)
 
 
-def test_the_kernel_can_be_switched_off():
-    code = "import sys, torch, caffnet; caffnet.project(torch.ones(1, 2), caffnet.AffineSet.box(0.0, 0.5, dim=2)); "
-    code += "sys.exit('numba' in sys.modules)"
-    environment = {**os.environ, "CAFFNET_KERNEL": "0"}
-    assert subprocess.run([sys.executable, "-c", code], env=environment).returncode == 0
+@pytest.mark.parametrize("gradient", ["exact", "tangent"])
+def test_no_rows_have_a_gradient_and_their_own_memory(gradient: str):
+    set = AffineSet.inequality(torch.zeros(0, 2, dtype=DOUBLE), torch.zeros(0, dtype=DOUBLE))
+    f = torch.ones(3, 2, dtype=DOUBLE, requires_grad=True)
+    value = project(f, set, gradient=gradient).value
+    assert torch.equal(torch.autograd.grad(value.sum(), f, create_graph=True)[0], torch.ones_like(f))
+    assert prepare(set).with_bounds(upper=torch.zeros(0, dtype=DOUBLE)).set.m == 0
+    plain = f.detach().clone()
+    project(plain, set).value.add_(5)
+    assert torch.equal(plain, f)
 
 
-def test_importing_the_library_compiles_nothing():
-    code = "import sys, caffnet; sys.exit('numba' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+def test_bounds_on_sides_that_were_not_prepared_are_refused():
+    ones = torch.ones(1, 2, dtype=DOUBLE)
+    one_sided = prepare(AffineSet.inequality(ones, [1.0], names=["total"]))
+    with pytest.raises(ValueError, match="total was prepared as '<' and got a lower bound"):
+        one_sided.with_bounds(lower=torch.zeros(1, dtype=DOUBLE))
+    with pytest.raises(ValueError, match="two different bounds"):
+        prepare(AffineSet.equality(ones, [1.0])).with_bounds(
+            lower=torch.zeros(1, dtype=DOUBLE), upper=torch.ones(1, dtype=DOUBLE)
+        )
 
 
-def test_the_compiled_code_is_kept_on_disk(tmp_path: Path):
-    project(torch.ones(1, 2), AffineSet.box(0.0, 0.5, dim=2))
-    from caffnet import kernel
-
-    assert kernel.solve._cache.cache_path and list(Path(kernel.solve._cache.cache_path).glob("kernel.solve*"))
-
-
-@pytest.mark.parametrize("norm", [1, 2, 4])
-@pytest.mark.parametrize("n", [1, 3, 50])
-def test_a_box_is_a_clamp(n: int, norm: float, monkeypatch: pytest.MonkeyPatch):
-    stream = torch.Generator().manual_seed(n)
-    low = -torch.rand(n, dtype=torch.float64, generator=stream)
-    high = torch.rand(n, dtype=torch.float64, generator=stream)
-    high[0] = low[0]
-    f = 2 * torch.randn(30, n, dtype=torch.float64, generator=stream)
-    bounds = [low.clone().requires_grad_(), high.clone().requires_grad_()]
-
-    def call():
-        answer = project(f, AffineSet.box(*bounds), norm=norm)
-        return answer, torch.autograd.grad(answer.value.sum(), bounds)
-
-    (one, slopes), (other, expected) = both_ways(monkeypatch, call)
-    assert torch.equal(one.value, f.clamp(low, high)) and torch.equal(other.value, one.value)
-    assert undecided(f, AffineSet.box(low, high), search="full", norm=float(norm)) == 0
-    assert ((one.active != 0) == (other.active != 0)).all()
-    assert torch.allclose(slopes[0] + slopes[1], expected[0] + expected[1])
-    assert torch.allclose((slopes[0] + slopes[1])[1:], (f < low).sum(0)[1:] + (f > high).sum(0)[1:].double())
-
-
-def test_bounds_of_single_outputs_are_not_factorised(monkeypatch: pytest.MonkeyPatch):
-    """A box around a simplex: all but one row fix an output; rows are dropped and come back on the way."""
-    stream = torch.Generator().manual_seed(2)
-    n = 40
-    set = AffineSet.equality(torch.ones(1, n, dtype=torch.float64), [1.0]) & AffineSet.box(0.0, 0.1, dim=n)
-    set = set & AffineSet.inequality(torch.randn(5, n, dtype=torch.float64, generator=stream), 0.3)
-    f = torch.randn(80, n, dtype=torch.float64, generator=stream)
-    one, other = both_ways(monkeypatch, lambda: project(f, set, search="active"))
-    torch.testing.assert_close(one.value, other.value, rtol=1e-11, atol=1e-11)
-    assert torch.equal(one.active, other.active)
-    assert ((one.value >= 0) & (one.value <= 0.1)).all()
+def test_a_map_over_something_else():
+    set = AffineSet.inequality(torch.ones(1, 2, dtype=DOUBLE), [1.0])
+    f = torch.ones(1, 2, dtype=DOUBLE, requires_grad=True)
+    scaled = torch.func.vmap(lambda x: x * project(f, set).value)(torch.ones(2, 1, 2, dtype=DOUBLE))
+    assert torch.allclose(scaled, torch.full_like(scaled, 0.5))
 
 
 # ------------------------------------------------------------------------------------------------ found by attack
 
 
 def test_an_entry_that_vanishes_in_scaling():
-    A = torch.zeros(1, 8, dtype=torch.float64)
+    A = torch.zeros(1, 8, dtype=DOUBLE)
     A[0, 0], A[0, 5] = 1e300, 1e-300
-    f = torch.arange(1.0, 9.0, dtype=torch.float64)
+    f = torch.arange(1.0, 9.0, dtype=DOUBLE)
     assert torch.equal(project(f / 10, AffineSet.inequality(A, [1e300])).value, f / 10)
     assert project(2 * f, AffineSet.inequality(A, [1e300])).value[0] == 1
 
 
 @pytest.mark.parametrize("shared", ["w is f", "w depends on f", "upper depends on f", "lower is upper"])
 def test_inputs_that_are_one_tensor_count_once_in_a_differentiable_backward(shared: str):
-    f = torch.tensor([[2.0, 1.0], [0.3, 2.0]], dtype=torch.float64, requires_grad=True)
-    d = torch.ones(2, 1, dtype=torch.float64, requires_grad=True)
-    ones = torch.ones(2, 1, 2, dtype=torch.float64)
+    f = torch.tensor([[2.0, 1.0], [0.3, 2.0]], dtype=DOUBLE, requires_grad=True)
+    d = torch.ones(2, 1, dtype=DOUBLE, requires_grad=True)
+    ones = torch.ones(2, 1, 2, dtype=DOUBLE)
 
     def value() -> Tensor:
         if shared == "w is f":
@@ -349,83 +594,280 @@ def test_inputs_that_are_one_tensor_count_once_in_a_differentiable_backward(shar
 
 @pytest.mark.parametrize("norm", [50.0, 100.0, 300.0])
 @pytest.mark.parametrize("size", [1e-6, 1e3, 1e6])
-def test_high_norms_of_small_and_large_numbers(norm: float, size: float, monkeypatch: pytest.MonkeyPatch):
+def test_high_norms_of_small_and_large_numbers(norm: float, size: float):
     stream = torch.Generator().manual_seed(4)
-    A = torch.randn(20, 3, 2, dtype=torch.float64, generator=stream)
-    f, w = (size * torch.randn(20, 2, dtype=torch.float64, generator=stream) for _ in range(2))
+    A = torch.randn(20, 3, 2, dtype=DOUBLE, generator=stream)
+    f, w = (size * torch.randn(20, 2, dtype=DOUBLE, generator=stream) for _ in range(2))
     set = AffineSet.inequality(A, 0.0)
-    one, other = both_ways(monkeypatch, lambda: project(f, set, w, norm=norm, search="full"))
-    lengths = [(answer.value - f).abs().amax(-1) for answer in (one, other)]
+    answer = project(f, set, w, norm=norm, search="full")
+    bounds = set.upper.expand(20, 3)
+    problem = Problem(f, w, set.A, torch.full_like(bounds, -torch.inf), bounds, set.row_kinds, None, (20,))
+    expected = graph.solve(problem, Options(search="full", norm=norm))
+    lengths = [(found.value - f).abs().amax(-1) for found in (answer, expected)]
     torch.testing.assert_close(lengths[0], lengths[1], rtol=1e-6, atol=0)
 
 
-def test_a_warm_start_with_a_row_that_does_not_pull():
-    set = AffineSet.inequality(torch.tensor([[1.0, 0, 0], [1, 1, 0]], dtype=torch.float64), [0.0, 0.0])
-    f = torch.tensor([[1.0, 0, 2]], dtype=torch.float64)
-    w = torch.tensor([[0.5, -1, 1]], dtype=torch.float64)
-    cold = project(f, set, w, search="active")
-    warm = project(f, set, w, search="active", start=torch.tensor([[1, 5]]))
-    assert torch.equal(cold.value, warm.value) and torch.equal(cold.active, warm.active)
+# ------------------------------------------------------------------------------------------------ the library
 
 
-def test_a_map_over_something_else():
-    set = AffineSet.inequality(torch.ones(1, 2, dtype=torch.float64), [1.0])
-    f = torch.ones(1, 2, dtype=torch.float64, requires_grad=True)
-    scaled = torch.func.vmap(lambda x: x * project(f, set).value)(torch.ones(2, 1, 2, dtype=torch.float64))
-    assert torch.allclose(scaled, torch.full_like(scaled, 0.5))
+ANSWER = (
+    "import torch\n"
+    "from caffnet import AffineSet, KernelError, project\n"
+    "try:\n"
+    "    print(project(torch.ones(2), AffineSet.box(0.0, 0.5, dim=2)).value.tolist())\n"
+    "except KernelError as error:\n"
+    "    print('KernelError:', error)\n"
+)
 
 
-def test_a_warm_layer_survives_a_map():
-    layer = CAffine(AffineSet.inequality(torch.ones(1, 2, dtype=torch.float64), [1.0]), warm_start=True)
-    torch.func.vmap(layer)(torch.ones(3, 2, dtype=torch.float64))
-    assert torch.allclose(layer(torch.ones(2, dtype=torch.float64)), torch.full((2,), 0.5, dtype=torch.float64))
+def copy_package(folder: Path) -> Path:
+    """The package in another folder; its kernel there."""
+    shutil.copytree(PACKAGE, folder / "caffnet", ignore=shutil.ignore_patterns("__pycache__"))
+    return folder / "caffnet" / "_kernel"
 
 
-@pytest.mark.parametrize("enabled", [True, False])
-def test_bounds_on_sides_that_were_not_prepared_are_refused(enabled: bool, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(compiled, "ENABLED", enabled)
-    ones = torch.ones(1, 2, dtype=torch.float64)
-    one_sided = prepare(AffineSet.inequality(ones, [1.0], names=["total"]))
-    with pytest.raises(ValueError, match="total was prepared as '<=' and got a lower bound"):
-        one_sided.with_bounds(lower=torch.zeros(1, dtype=torch.float64))
-    with pytest.raises(ValueError, match="two different bounds"):
-        prepare(AffineSet.equality(ones, [1.0])).with_bounds(
-            lower=torch.zeros(1, dtype=torch.float64), upper=torch.ones(1, dtype=torch.float64)
-        )
+def half_of(library: Path) -> None:
+    os.truncate(library, library.stat().st_size // 2)
 
 
-@pytest.mark.parametrize("gradient", ["exact", "tangent"])
-@pytest.mark.parametrize("enabled", [True, False])
-def test_no_rows_have_a_gradient_and_their_own_memory(enabled: bool, gradient: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(compiled, "ENABLED", enabled)
-    set = AffineSet.inequality(torch.zeros(0, 2, dtype=torch.float64), torch.zeros(0, dtype=torch.float64))
-    f = torch.ones(3, 2, dtype=torch.float64, requires_grad=True)
-    value = project(f, set, gradient=gradient).value
-    assert torch.equal(torch.autograd.grad(value.sum(), f, create_graph=True)[0], torch.ones_like(f))
-    assert prepare(set).with_bounds(upper=torch.zeros(0, dtype=torch.float64)).set.m == 0
-    plain = f.detach().clone()
-    project(plain, set).value.add_(5)
-    assert torch.equal(plain, f)
+SPOILED = {
+    "missing": lambda kernel: (kernel / build.LIBRARY.name).unlink(),
+    "of text": lambda kernel: (kernel / build.LIBRARY.name).write_text("not a library"),
+    "empty": lambda kernel: (kernel / build.LIBRARY.name).write_bytes(b""),
+    "cut in half": lambda kernel: half_of(kernel / build.LIBRARY.name),
+    "another library": lambda kernel: shutil.copy(__import__("_ctypes").__file__, kernel / build.LIBRARY.name),
+    "compiled from other C files": lambda kernel: (kernel / "box.c").write_text("/* another version */\n"),
+}
 
 
-def test_an_installation_without_a_place_for_a_cache():
-    code = (
-        "import numba, torch\n"
-        "from numba.core import caching\n"
-        "caching.FunctionCache._impl_class._locator_classes = []\n"
-        "caching.CodeLibraryCacheImpl._locator_classes = []\n"
-        "from caffnet import kernel\n"
-        "assert kernel.solve is not None\n"
+@pytest.mark.parametrize("how", SPOILED)
+def test_a_library_that_cannot_be_used_is_named_with_a_remedy(how: str, tmp_path: Path):
+    SPOILED[how](copy_package(tmp_path))
+    done = run_python(ANSWER, tmp_path)
+    assert done.returncode == 0, f"{done.returncode} {done.stderr[-500:]}"
+    assert done.stdout.startswith("KernelError: The compiled kernel") and str(tmp_path) in done.stdout
+    assert "pip install --force-reinstall" in done.stdout
+
+
+def test_a_missing_library_does_not_keep_the_package_from_being_imported(tmp_path: Path):
+    (copy_package(tmp_path) / build.LIBRARY.name).unlink()
+    done = run_python("import caffnet; caffnet.AffineSet.box(0.0, 1.0, dim=2)", tmp_path)
+    assert done.returncode == 0, done.stderr[-500:]
+
+
+@needs_compiler
+@pytest.mark.parametrize("how", ["missing", "compiled from other C files"])
+def test_in_a_clone_the_library_is_compiled_when_it_is_needed(how: str, tmp_path: Path):
+    """At once, in the process that found the change."""
+    (tmp_path / "src").mkdir()
+    (tmp_path / "pyproject.toml").touch()
+    kernel = copy_package(tmp_path / "src")
+    if how == "missing":
+        (kernel / build.LIBRARY.name).unlink()
+    else:
+        with open(kernel / "box.c", "a") as file:
+            file.write("/* another version */\n")
+    done = run_python(ANSWER, tmp_path / "src", CFLAGS="-O0")
+    assert done.stdout.strip() == "[0.5, 0.5]", done.stdout + done.stderr[-500:]
+
+
+def test_in_a_clone_without_a_compiler_the_remedy_is_to_compile(tmp_path: Path):
+    (tmp_path / "src").mkdir()
+    (tmp_path / "pyproject.toml").touch()
+    (copy_package(tmp_path / "src") / build.LIBRARY.name).unlink()
+    done = run_python(ANSWER, tmp_path / "src", CC="/no/compiler/here")
+    assert done.stdout.startswith("KernelError: The compiled kernel"), done.stdout + done.stderr[-500:]
+    assert "/no/compiler/here" in done.stdout and "Compile it with `python " in done.stdout
+
+
+def test_a_kernel_error_is_not_an_error_of_the_constraints():
+    assert issubclass(KernelError, RuntimeError) and not issubclass(KernelError, ValueError)
+
+
+def test_importing_and_projecting_load_no_compiler_of_python():
+    done = run_python(ANSWER + "import sys\nprint({'numba', 'llvmlite'} & set(sys.modules))")
+    assert done.stdout.split("\n")[:2] == ["[0.5, 0.5]", "set()"], done.stdout + done.stderr[-500:]
+
+
+# ------------------------------------------------------------------------------------------------ memory
+
+
+@needs_compiler
+def test_the_structs_of_python_and_c_are_the_same(tmp_path: Path):
+    """The fields of kernel.h in the order in which native.py packs them, each of eight bytes."""
+    batch = "n m samples single search strict nearest tangent f_step w_step A_step lower_step upper_step "
+    batch += "f w A lower upper kinds start value status active choice cancel norm t"
+    tolerances = "feasibility search rank tie underflow margin fine_rank empty"
+    gradients = "v v_step f w A lower upper A_step lower_step upper_step"
+    fields = [("CaffnetBatch", name) for name in batch.split()]
+    fields += [("CaffnetTolerances", name) for name in tolerances.split()]
+    fields += [("CaffnetGradients", name) for name in gradients.split()]
+    fields += [("CaffnetProof", name) for name in ("gap", "radius")]
+    sizes = ("CaffnetBatch", "CaffnetTolerances", "CaffnetGradients", "CaffnetProof")
+    lines = [f'printf("%d\\n", (int)sizeof({name}));' for name in sizes]
+    lines += [f'printf("%d\\n", (int)offsetof({struct}, {name}));' for struct, name in fields]
+    source = tmp_path / "sizes.c"
+    source.write_text("#include <stddef.h>\n#include <stdio.h>\n#include \"kernel.h\"\nint main(void) {\n")
+    with open(source, "a") as file:
+        file.write("\n".join(lines) + "\nreturn 0;\n}\n")
+    assert COMPILER is not None
+    subprocess.run([*COMPILER, f"-I{PACKAGE / '_kernel'}", str(source), "-o", str(tmp_path / "sizes")], check=True)
+    told = [int(line) for line in subprocess.check_output([str(tmp_path / "sizes")], text=True).split()]
+    assert told[:4] == [native._BATCH.size, 64, native._GRADIENTS.size, native._PROOF.size]
+    places = dict(zip(fields, told[4:], strict=True))
+    for struct in sizes:
+        own = [place for (of, _), place in places.items() if of == struct]
+        assert own == [8 * i for i in range(len(own))], struct
+    norm = places["CaffnetBatch", "norm"] // 8
+    assert native._BATCH.format == f"{norm}q{native._BATCH.size // 8 - norm}d"  # integers, then doubles from norm on
+    assert native._GRADIENTS.format == f"{len(gradients.split())}q"
+
+
+def declare(library: ctypes.CDLL) -> ctypes.CDLL:
+    """The types of the entry points, as native.py has them."""
+    for name in ("caffnet_workspace", "caffnet_solve", "caffnet_gradient", "caffnet_conflict"):
+        known = getattr(native._library(), name)
+        getattr(library, name).argtypes, getattr(library, name).restype = known.argtypes, known.restype
+    return library
+
+
+def compile_kernel(folder: Path, *changes: tuple[str, str, str]) -> ctypes.CDLL:
+    """The kernel alone, without vector instructions or optimisation, with lines of its files replaced."""
+    shutil.copytree(PACKAGE / "_kernel", folder / "kernel", ignore=shutil.ignore_patterns("__pycache__"))
+    for file, old, new in changes:
+        path = folder / "kernel" / file
+        text = path.read_text()
+        assert text.count(old) == 1, f"not in {file} once: {old}"
+        path.write_text(text.replace(old, new))
+    assert COMPILER is not None
+    target = folder / "alone.so"
+    flags = ["-std=c11", "-O0", "-ffp-contract=off", "-fPIC", "-shared"]
+    subprocess.run([*COMPILER, *flags, str(folder / "kernel" / "kernel.c"), "-o", str(target), "-lm"], check=True)
+    return declare(ctypes.CDLL(str(target)))
+
+
+def random_call(seed: int) -> tuple[Problem, Options, Tensor | None, Tensor]:
+    """A small batch of any kind: every search and option, equalities, boxes, copies of rows, empty sets, bad numbers."""
+    random = np.random.default_rng(seed)
+    search = str(random.choice(["full", "lite", "active", "paper"]))
+    largest = {"full": (5, 8), "lite": (6, 9), "active": (20, 30), "paper": (3, 6)}[search]
+    n, m, samples = int(random.integers(0, largest[0] + 1)), int(random.integers(0, largest[1] + 1)), 3
+    dtype = TYPES[int(random.integers(2))]
+    A = random.normal(size=(samples, m, n)) if random.random() < 0.6 else random.integers(-2, 3, (samples, m, n)) * 1.0
+    if random.random() < 0.3 and n:  # bounds of single outputs
+        few = random.random((samples, m)) < random.choice([0.5, 1.0])
+        A = np.where(few[..., None], np.eye(n)[random.integers(0, n, (samples, m))], A)
+    if m > 1 and random.random() < 0.3:
+        A[:, -1] = -2 * A[:, 0]
+    inner = random.normal(size=(samples, n, 1))
+    room = np.abs(random.normal(size=(2, samples, m))) * (random.random((2, samples, m)) < 0.8)
+    upper, lower = (A @ inner)[..., 0] + room[0], (A @ inner)[..., 0] - room[1]
+    lower[:, random.random(m) < 0.5] = -np.inf
+    equal = random.random(m) < 0.15
+    lower[:, equal] = upper[:, equal]
+    if random.random() < 0.3:  # empty sets
+        upper = upper - 3 * np.abs(random.normal(size=upper.shape))
+    f, w, v = (random.choice([1.0, 1e3, 1e-200, 1e200]) * random.normal(size=(samples, n)) for _ in range(3))
+    if dtype == torch.float32:
+        f, w, v = (np.clip(t, -1e30, 1e30) for t in (f, w, v))
+    if random.random() < 0.1 and n:
+        f[0, 0] = np.nan
+    tensors = [torch.as_tensor(t).to(dtype) for t in (f, w, A, lower, upper)]
+    if random.random() < 0.3:
+        tensors[2:] = [t[0].clone() for t in tensors[2:]]
+    if random.random() < 0.4:
+        tensors[1] = None
+    kinds = "".join("=" if same else "B" for same in equal) if random.random() < 0.7 else "B" * m
+    gradient = "exact" if search == "paper" else str(random.choice(["exact", "tangent"]))
+    norm = float(random.choice([1.0, 2.0, 2.0, 3.0, np.inf]))
+    told = str(random.choice(["nearest", "nan"]))
+    options = Options(search, norm, bool(random.random() < 0.4), told, gradient)
+    start = torch.as_tensor(random.integers(-1, 2, (samples, m)), dtype=torch.int8) if random.random() < 0.3 else None
+    return Problem(*tensors, kinds, None, (samples,)), options, start, torch.as_tensor(v).to(dtype)
+
+
+def call_everything(library: ctypes.CDLL, seed: int, memory: int) -> list[Tensor]:
+    """Every entry point on the same random batch; all that they write."""
+    problem, options, start, v = random_call(seed)
+    samples, n = problem.f.shape
+    m = problem.A.shape[-2]
+    answer = native.empty_answer(problem.f, m, options.search)
+    batch = native._Batch(problem, options, answer, start, None)
+    library.caffnet_solve(batch.packed, 0, samples, memory)
+    to_f, to_w = (torch.zeros(samples, n, dtype=v.dtype) for _ in range(2))
+    sums = [torch.zeros(t.shape, dtype=DOUBLE) for t in (problem.A, problem.lower, problem.upper)]
+    steps = [0 if t.ndim == core else t.stride(0) for t, core in zip(sums, (2, 1, 1), strict=True)]
+    addresses = [t.data_ptr() for t in (to_f, to_w, *sums)]
+    library.caffnet_gradient(
+        batch.packed, native._GRADIENTS.pack(v.data_ptr(), v.stride(0), *addresses, *steps), 0, samples, memory
     )
-    result = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=120)
-    assert result.returncode == 0, result.stderr[-800:]
+    kept = Answer(*(None if t is None else t.clone() for t in (answer.value, answer.status, answer.active, answer.choice)))
+    multipliers, proof = torch.zeros(m, dtype=DOUBLE), torch.zeros(2, dtype=DOUBLE)
+    library.caffnet_conflict(batch.packed, samples - 1, multipliers.data_ptr(), proof.data_ptr(), memory)
+    choice = torch.zeros(0) if kept.choice is None else kept.choice
+    return [kept.value, kept.status, kept.active, choice, to_f, to_w, *sums, multipliers, proof]
 
 
-def test_lite_with_one_minimal_face_of_many_rows():
-    """Forty rows, all independent: forty single rows and one face, not 2 ** 40 beginnings of it."""
-    stream = torch.Generator().manual_seed(3)
-    A = torch.randn(2, 40, 40, dtype=torch.float64, generator=stream)
-    f = torch.randn(2, 40, dtype=torch.float64, generator=stream)
-    set = AffineSet.inequality(A, (A @ f.unsqueeze(-1)).squeeze(-1) - 1)  # every row is violated
-    answer = project(f, set, search="lite")
-    torch.testing.assert_close((A @ answer.value.unsqueeze(-1)).squeeze(-1), set.upper)
+CALLS = range(400)
+_MARK = 0xA5
+
+
+def test_the_kernel_stays_within_its_workspace():
+    """A buffer of exactly the size asked for, at the least aligned address, and marks behind it."""
+    library = native._library()
+    for seed in CALLS:
+        problem, options, *_ = random_call(seed)
+        n, m, search = problem.f.shape[-1], problem.A.shape[-2], native.SEARCHES[options.search]
+        size = library.caffnet_workspace(n, m, search)
+        held = torch.full((size + 4096 + 128,), _MARK, dtype=torch.uint8)
+        begin = (-held.data_ptr()) % 64 + 1  # one byte after a multiple of 64, which is what the kernel's callers align to
+        address = (held.data_ptr() + begin + 63) & ~63
+        call_everything(library, seed, address)
+        assert (held[:begin] == _MARK).all(), seed
+        assert (held[begin + size :] == _MARK).all(), seed
+
+
+@needs_compiler
+def test_no_array_of_the_workspace_is_written_beyond_its_end(tmp_path: Path):
+    """A kernel with a gap behind every array: the marks in the gaps stay."""
+    library = compile_kernel(
+        tmp_path,
+        (
+            "entry.c",
+            "FN void *take(Pool *pool",
+            "int64_t gap_from[256], gap_to[256], gaps = 0;\nFN void *take(Pool *pool",
+        ),
+        (
+            "entry.c",
+            "    pool->used += (count * size + 63) / 64 * 64;",
+            "    size_t end = pool->used + count * size;\n"
+            "    if (pool->used == 0) gaps = 0;\n"
+            "    pool->used = (end + 63) / 64 * 64 + 256;\n"
+            "    gap_from[gaps] = (int64_t)end;\n"
+            "    gap_to[gaps++] = (int64_t)pool->used;",
+        ),
+    )
+    first, last = ((ctypes.c_int64 * 256).in_dll(library, name) for name in ("gap_from", "gap_to"))
+    for seed in CALLS:
+        problem, options, *_ = random_call(seed)
+        n, m, search = problem.f.shape[-1], problem.A.shape[-2], native.SEARCHES[options.search]
+        size = library.caffnet_workspace(n, m, search)
+        held = torch.full((size + 4096,), _MARK, dtype=torch.uint8)
+        address = (held.data_ptr() + 63) & ~63
+        call_everything(library, seed, address)
+        begin = address - held.data_ptr()
+        count = ctypes.c_int64.in_dll(library, "gaps").value
+        assert count > 40
+        for i in range(count):
+            assert (held[begin + first[i] : begin + last[i]] == _MARK).all(), f"seed {seed}, array {i}"
+
+
+@needs_compiler
+def test_the_bits_do_not_depend_on_the_compiler_or_the_instructions(tmp_path: Path):
+    """The kernel without optimisation or vectors against the one in use."""
+    other, memory = compile_kernel(tmp_path), torch.empty(2**20, dtype=torch.uint8)
+    address = (memory.data_ptr() + 63) & ~63
+    for seed in CALLS:
+        pairs = zip(call_everything(native._library(), seed, address), call_everything(other, seed, address), strict=True)
+        for i, (one, two) in enumerate(pairs):
+            assert torch.equal(one.nan_to_num(7.0), two.nan_to_num(7.0)), f"seed {seed}, output {i}"

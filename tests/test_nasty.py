@@ -220,7 +220,7 @@ def test_28_a_polygon_of_a_thousand_sides_by_full_enumeration():
 @pytest.mark.parametrize(("n", "m"), [(20, 40), (64, 256)])
 def test_29_a_search_that_cannot_fit_is_refused_before_allocating(n: int, m: int):
     set = AffineSet.inequality(torch.randn(m, n), torch.ones(m))
-    with pytest.raises(ConstraintError, match=r'would list .* sub-constraints.*search="active"'):
+    with pytest.raises(ConstraintError, match=r'would look at .* sub-constraints.*search="active"'):
         project(torch.zeros(n), set, search="full")
     assert project(10 * torch.ones(n), set).search == "active"
 

@@ -2,24 +2,30 @@
 
 from importlib.metadata import version
 
+from caffnet._solve.infeasible import Conflict
+from caffnet._solve.prepare import Prepared, prepare
+from caffnet._solve.problem import Status
 from caffnet.backbones import FeedForward, Transformer
 from caffnet.constraints import AffineSet
-from caffnet.errors import ConstraintError, InfeasibleError
+from caffnet.errors import BudgetError, ConstraintError, DtypeError, InfeasibleError, KernelError
 from caffnet.layer import CAffine
 from caffnet.model import CAffNet
-from caffnet.preparation import prepare
-from caffnet.problem import Status
 from caffnet.projection import Projection, project
 
 __version__ = version("caffnet")
 
 __all__ = [
     "AffineSet",
+    "BudgetError",
     "CAffNet",
     "CAffine",
+    "Conflict",
     "ConstraintError",
+    "DtypeError",
     "FeedForward",
     "InfeasibleError",
+    "KernelError",
+    "Prepared",
     "Projection",
     "Status",
     "Transformer",

@@ -16,21 +16,17 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from torch import Tensor
-from torch._C._functorch import (  # pyright: ignore[reportMissingImports]
-    is_functorch_wrapped_tensor,
-    is_legacy_batchedtensor,
-    peek_interpreter_stack,
-)
 
 from caffnet import tolerance
+from caffnet._solve.tracing import is_compiling, is_concrete
 from caffnet.errors import ConstraintError, DtypeError
 
 ArrayLike: TypeAlias = Tensor | np.ndarray | Sequence[Any] | float | int
 Labels: TypeAlias = tuple[str | None, ...] | None
 
-# Which sides of a row can bind. Known from the constructor, not from the numbers, so that it is still known while
-# a graph is traced.
-EQUAL, UPPER, LOWER, BOTH, FREE = "=", "<=", ">=", "<= >=", "free"
+# The kind of a row: which of its sides can bind. Known from the constructor, not from the numbers, so that it is still
+# known while a graph is traced. One character each: the kinds of a set are a string.
+EQUAL, UPPER, LOWER, BOTH, FREE = "=", "<", ">", "B", "-"
 
 
 class AffineSet:
@@ -61,10 +57,7 @@ class AffineSet:
         names: Sequence[str] | None = None,
     ):
         parts, weak = _as_tensors(A=A, lower=lower, upper=upper)
-        rows = parts["A"]
-        if rows is None or rows.ndim < 2:
-            shape = None if rows is None else tuple(rows.shape)
-            raise ConstraintError(f"A must have shape (..., m, n), got {shape}. A single row a is written [a].")
+        rows = _matrix(parts["A"], "A")
         bounds = [_bound(parts[side], rows, side) for side in ("lower", "upper")]
         self._fill(rows, bounds[0], bounds[1], names, None, weak)
 
@@ -74,16 +67,16 @@ class AffineSet:
         lower: Tensor,
         upper: Tensor,
         labels: Sequence[str | None] | None,
-        sides: tuple[str, ...] | None,
+        row_kinds: str | None,
         weak: bool,
     ) -> None:
         m = A.shape[-2]
         if isinstance(labels, str) or (labels is not None and len(labels) != m):
-            told = f"the text {labels!r}" if isinstance(labels, str) else f"{len(labels)} names"
-            raise ConstraintError(f"names must be a list with one name for each of the {m} rows, got {told}.")
+            given = f"the text {labels!r}" if isinstance(labels, str) else f"{len(labels)} names"
+            raise ConstraintError(f"names must be a list with one name for each of the {m} rows, got {given}.")
         self._A, self._lower, self._upper = A, lower, upper
         self._labels = None if labels is None else tuple(None if name is None else str(name) for name in labels)
-        self._sides = _inspect_sides(lower, upper) if sides is None else sides
+        self._row_kinds = _inspect_kinds(lower, upper) if row_kinds is None else row_kinds
         self._weak = weak
 
     @classmethod
@@ -93,27 +86,26 @@ class AffineSet:
         lower: Tensor,
         upper: Tensor,
         labels: Sequence[str | None] | None,
-        sides: tuple[str, ...] | None,
+        row_kinds: str | None,
         weak: bool,
     ) -> AffineSet:
         """From tensors already checked."""
         built = cls.__new__(cls)
-        built._fill(A, lower, upper, labels, sides, weak)
+        built._fill(A, lower, upper, labels, row_kinds, weak)
         return built
 
     @classmethod
     def inequality(cls, A: ArrayLike, b: ArrayLike, names: Sequence[str] | None = None) -> AffineSet:
         r"""$\{y : A y \le b\}$, with A ``(..., m, n)`` and b ``(..., m)``."""
-        whole = cls(A, None, b, names)
-        sides = (UPPER,) * whole.m
-        return cls._build(whole.A, whole.lower, whole.upper, names, sides, whole._weak)
+        rows, bound, weak = _read_rows(A, b, "A", "b")
+        below = torch.full((rows.shape[-2],), -math.inf, dtype=rows.dtype, device=rows.device)
+        return cls._build(rows, below, bound, names, UPPER * rows.shape[-2], weak)
 
     @classmethod
     def equality(cls, C: ArrayLike, d: ArrayLike, names: Sequence[str] | None = None) -> AffineSet:
         r"""$\{y : C y = d\}$, with C ``(..., m, n)`` and d ``(..., m)``. Each equality stays one row."""
-        whole = cls(C, None, d, names)
-        sides = (EQUAL,) * whole.m
-        return cls._build(whole.A, whole.upper, whole.upper, names, sides, whole._weak)
+        rows, bound, weak = _read_rows(C, d, "C", "d")
+        return cls._build(rows, bound, bound, names, EQUAL * rows.shape[-2], weak)
 
     @classmethod
     def box(
@@ -140,10 +132,13 @@ class AffineSet:
 
     @classmethod
     def from_parts(
-        cls, A: Tensor, lower: Tensor, upper: Tensor, labels: Sequence[str | None] | None, sides: tuple[str, ...]
+        cls, A: Tensor, lower: Tensor, upper: Tensor, labels: Sequence[str | None] | None, row_kinds: Sequence[str]
     ) -> AffineSet:
-        """Put a set together again from its `A`, `lower`, `upper`, `labels` and `sides`."""
-        return cls._build(A, lower, upper, labels, sides, weak=False)
+        """Put a set together again from its `A`, `lower`, `upper`, `labels` and `row_kinds`."""
+        kinds = "".join(row_kinds)
+        if len(kinds) != A.shape[-2] or kinds.strip(EQUAL + UPPER + LOWER + BOTH + FREE):
+            raise ConstraintError(f"row_kinds must be {A.shape[-2]} characters of '=<>B-', one per row, got {kinds!r}.")
+        return cls._build(A, lower, upper, labels, kinds, weak=False)
 
     # ------------------------------------------------------------------------------------------------ what it is
 
@@ -185,12 +180,17 @@ class AffineSet:
     @property
     def batch_shape(self) -> torch.Size:
         """The leading axes: one set per index. Empty for a set that all samples share."""
+        if self._A.ndim == 2 and self._lower.ndim == 1 and self._upper.ndim == 1:
+            return torch.Size()
         return joint_shape(self._A.shape[:-2], self._lower.shape[:-1], self._upper.shape[:-1])
 
     @property
-    def sides(self) -> tuple[str, ...]:
-        """For each row which sides can bind: ``"="``, ``"<="``, ``">="``, ``"<= >="`` or ``"free"``."""
-        return self._sides
+    def row_kinds(self) -> str:
+        """Which sides of each row can bind, one character per row.
+
+        ``"="`` equality, ``"<"`` upper bound, ``">"`` lower bound, ``"B"`` both, ``"-"`` none.
+        """
+        return self._row_kinds
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -234,20 +234,25 @@ class AffineSet:
         if self._labels is not None or other._labels is not None:
             labels = (self._labels or (None,) * self.m) + (other._labels or (None,) * other.m)
         weak = self._weak and other._weak
-        return self._build(A, lower, upper, labels, self.sides + other.sides, weak)
+        return self._build(A, lower, upper, labels, self._row_kinds + other._row_kinds, weak)
 
     def to(self, *args: Any, **kwargs: Any) -> AffineSet:
         """The same set with another dtype or on another device; arguments as in ``torch.Tensor.to``."""
         A, lower, upper = (t.to(*args, **kwargs) for t in (self._A, self._lower, self._upper))
         typed = "dtype" in kwargs or any(isinstance(arg, torch.dtype | Tensor) for arg in args)
-        return self._build(A, lower, upper, self._labels, self._sides, self._weak and not typed)
+        return self._build(A, lower, upper, self._labels, self._row_kinds, self._weak and not typed)
 
     def expand(self, batch: torch.Size) -> AffineSet:
         """The same set for a batch of this shape: rows of a part get its axes, rows of all stay as they are."""
         if self._A.ndim == 2 or self._A.shape[:-2] == batch:
             return self
         A = self._A.expand(*batch, self.m, self.n)
-        return self._build(A, self._lower, self._upper, self._labels, self._sides, self._weak)
+        return self._build(A, self._lower, self._upper, self._labels, self._row_kinds, self._weak)
+
+    def check_bounds(self, lower: ArrayLike, upper: ArrayLike) -> tuple[Tensor, Tensor]:
+        """Other bounds for the same rows as tensors; shapes and number types are checked."""
+        parts, _ = _as_tensors(A=self._A, lower=lower, upper=upper)
+        return tuple(_bound(parts[side], self._A, side) for side in ("lower", "upper"))  # pyright: ignore
 
     def __getitem__(self, index: Any) -> AffineSet:
         """The sets at these places of the batch; a tensor that the whole batch shares stays shared."""
@@ -260,7 +265,7 @@ class AffineSet:
             return t if shared else t.expand(*batch, *t.shape[t.ndim - core :])[index]
 
         A, lower, upper = pick(self._A, 2), pick(self._lower, 1), pick(self._upper, 1)
-        return self._build(A, lower, upper, self._labels, self._sides, self._weak)
+        return self._build(A, lower, upper, self._labels, self._row_kinds, self._weak)
 
     # ------------------------------------------------------------------------------------------------ measuring
 
@@ -375,6 +380,20 @@ def _holds_tensor(value: Any) -> bool:
     return any(_holds_tensor(v) for v in value)
 
 
+def _read_rows(rows: ArrayLike, bound: ArrayLike, *names: str) -> tuple[Tensor, Tensor, bool]:
+    """Rows and their right side as tensors, and whether their number type was merely assumed."""
+    parts, weak = _as_tensors(**{names[0]: rows, names[1]: bound})
+    matrix = _matrix(parts[names[0]], names[0])
+    return matrix, _bound(parts[names[1]], matrix, "upper"), weak
+
+
+def _matrix(rows: Tensor | None, name: str) -> Tensor:
+    if rows is None or rows.ndim < 2:
+        shape = None if rows is None else tuple(rows.shape)
+        raise ConstraintError(f"{name} must have shape (..., m, n), got {shape}. A single row a is written [a].")
+    return rows
+
+
 def _bound(bound: Tensor | None, A: Tensor, side: str) -> Tensor:
     """A bound as ``(..., m)``; a scalar is repeated for every row, a missing one is infinite."""
     m = A.shape[-2]
@@ -402,11 +421,14 @@ def _bound(bound: Tensor | None, A: Tensor, side: str) -> Tensor:
     return bound
 
 
-def _inspect_sides(lower: Tensor, upper: Tensor) -> tuple[str, ...]:
-    """Which sides bind in at least one sample; all of them while the numbers cannot be looked at."""
+def _inspect_kinds(lower: Tensor, upper: Tensor) -> str:
+    """The kinds of the rows from their bounds: a side counts if it can bind in at least one sample.
+
+    Every side counts while the numbers cannot be looked at.
+    """
     m = lower.shape[-1]
-    if torch.compiler.is_compiling() or not all(has_numbers(t) for t in (lower, upper)):
-        return (BOTH,) * m
+    if is_compiling() or not all(is_concrete(t) for t in (lower, upper)):
+        return BOTH * m
     with torch.no_grad():
         lower, upper = (torch.atleast_2d(t) for t in torch.broadcast_tensors(lower, upper))
         axes = tuple(range(lower.ndim - 1))
@@ -415,7 +437,7 @@ def _inspect_sides(lower: Tensor, upper: Tensor) -> tuple[str, ...]:
         # An equal infinite pair is no equality but a row that can never hold; it stays two-sided.
         equal = ((lower == upper) & lower.isfinite()).all(axes)
         code = torch.where(equal, 4, below.long() * 2 + above.long()).tolist()
-    return tuple((FREE, UPPER, LOWER, BOTH, EQUAL)[c] for c in code)
+    return "".join((FREE, UPPER, LOWER, BOTH, EQUAL)[c] for c in code)
 
 
 def row_names(labels: Labels, m: int) -> tuple[str, ...]:
@@ -423,22 +445,10 @@ def row_names(labels: Labels, m: int) -> tuple[str, ...]:
     return tuple(f"row {i}" if label is None else label for i, label in enumerate(labels or (None,) * m))
 
 
-def has_numbers(t: Tensor) -> bool:
-    """False for tensors that only stand for numbers: meta, fake (tracing) and mapped (torch.func) ones."""
-    if type(t) is not Tensor and type(t) not in (torch.nn.Parameter, torch.nn.Buffer):
-        return False
-    return not (t.is_meta or is_functorch_wrapped_tensor(t) or is_legacy_batchedtensor(t))
-
-
-def in_transform() -> bool:
-    """Whether a transform of torch.func is at work, even if no tensor of ours takes part in it."""
-    return peek_interpreter_stack() is not None
-
-
 def joint_shape(*shapes: torch.Size) -> torch.Size:
     """`torch.broadcast_shapes`, which takes longer than a small projection, only where shapes differ."""
     first = next((shape for shape in shapes if shape), torch.Size(()))
-    if not torch.compiler.is_compiling() and all(shape == first for shape in shapes if shape):
+    if not is_compiling() and all(shape == first for shape in shapes if shape):
         return first
     return torch.broadcast_shapes(*shapes)
 

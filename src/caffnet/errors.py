@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from caffnet.certificate import Conflict
+    from caffnet._solve.infeasible import Conflict
 
 
 class ConstraintError(ValueError):
@@ -22,6 +22,10 @@ class DtypeError(ConstraintError, TypeError):
 
 class BudgetError(ConstraintError):
     """A search would need more memory than its budget allows. Raised before anything is allocated."""
+
+
+class KernelError(RuntimeError):
+    """The compiled kernel is missing, damaged or of another version."""
 
 
 class InfeasibleError(ConstraintError):

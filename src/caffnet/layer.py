@@ -10,10 +10,12 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from caffnet.constraints import EQUAL, AffineSet, has_numbers, in_transform, joint_shape, row_names
+from caffnet._solve.prepare import Prepared, prepare
+from caffnet._solve.problem import check_options
+from caffnet._solve.tracing import full_precision, in_transform, is_compiling, is_concrete, may_branch, no_autocast
+from caffnet.constraints import EQUAL, AffineSet, joint_shape, row_names
 from caffnet.errors import ConstraintError, DtypeError
-from caffnet.preparation import Prepared, prepare
-from caffnet.projection import Projection, check_options, no_autocast, project
+from caffnet.projection import Projection, project_checked
 
 Constraint: TypeAlias = AffineSet | Prepared | Callable[[Any], AffineSet | Prepared]
 NullVector: TypeAlias = Tensor | Callable[[Tensor], Tensor] | None
@@ -54,8 +56,7 @@ class CAffine(nn.Module):
         if isinstance(constraint, Prepared):
             options = {"search": constraint.search, **options}
             constraint = constraint.set
-        check_options(**options)
-        self.options, self.warm_start = options, warm_start
+        self.options, self._options, self.warm_start = options, check_options(**options), warm_start
         self._rows_before: Tensor | None = None
         #: While False and the module is in training mode, `f` passes unchanged (see `caffnet.training.WarmUp`).
         self.enabled = True
@@ -68,7 +69,7 @@ class CAffine(nn.Module):
                     "pass a function, CAffine(lambda x: set)."
                 )
             fixed = constraint.to(torch.get_default_dtype()) if constraint.weak else constraint
-            self._rows = (constraint.sides, constraint.labels)
+            self._rows = (constraint.row_kinds, constraint.labels)
             for name in ("A", "lower", "upper"):
                 self.register_buffer(name, getattr(fixed, name).detach().clone())
             self.register_load_state_dict_pre_hook(_warn_of_other_rows)
@@ -95,18 +96,21 @@ class CAffine(nn.Module):
         return self.training and not self.enabled
 
     def project(self, f: Tensor, w: NullVector = None, *, x: Any = None) -> Projection:
-        """As `forward`, with the evidence: status, active rows, violation."""
+        """As `forward`, with diagnostics: status, active rows, violation."""
         constraints = self._constraints(x)
         self._check(f, constraints)
         if callable(w):
             w = w(self._in_need_of_w(f, constraints))
-        if not self.warm_start or torch.compiler.is_compiling():
-            return project(f, constraints, w, **self.options)
+        options = self._options
+        if isinstance(constraints, Prepared) and options.search == "auto":
+            options = options.searching(constraints.search)
+        if not self.warm_start or is_compiling():
+            return project_checked(f, constraints, w, options)
         m = (constraints.set if isinstance(constraints, Prepared) else constraints).m
         before = self._rows_before
         fits = before is not None and before.shape == (*f.shape[:-1], m) and before.device == f.device
-        answer = project(f, constraints, w, start=before if fits else None, **self.options)
-        if has_numbers(answer.active):  # what a transform maps over must not leave it
+        answer = project_checked(f, constraints, w, options, before if fits else None)
+        if is_concrete(answer.active) and not in_transform():  # what a transform maps over must not leave it
             self._rows_before = answer.active
         return answer
 
@@ -120,7 +124,8 @@ class CAffine(nn.Module):
             return self._prepared
         if x is None or self.constraint is None:
             raise ConstraintError("The constraint depends on the input: call layer(f, w, x=x).")
-        made = self.constraint(x)
+        with no_autocast(device := x.device.type if isinstance(x, Tensor) else "cpu"):
+            made = self.constraint(full_precision(x, device) if isinstance(x, Tensor) else x)
         if not isinstance(made, AffineSet | Prepared):
             raise ConstraintError(
                 f"The constraint function must return an AffineSet, got {type(made).__name__}: "
@@ -132,8 +137,7 @@ class CAffine(nn.Module):
         """The samples whose f is not feasible, ``(...)``; all, if that cannot be told or an equality makes it sure."""
         everywhere = torch.ones(f.shape[:-1], dtype=torch.bool, device=f.device)
         set = constraints.set if isinstance(constraints, Prepared) else constraints
-        hidden = torch.compiler.is_compiling() or in_transform() or not has_numbers(f)
-        if hidden or self.options.get("strict") or EQUAL in set.sides:
+        if not may_branch(f) or self._options.strict or EQUAL in set.row_kinds:
             return everywhere
         try:
             with torch.no_grad(), no_autocast(f.device.type):
@@ -168,8 +172,8 @@ class CAffine(nn.Module):
             )
         if any(t.isnan().any() for t in (self.A, self.lower, self.upper)):
             raise ConstraintError("A fixed set must be made of numbers, got NaN in A, lower or upper.")
-        sides, labels = self._rows
-        fixed = AffineSet.from_parts(self.A, self.lower, self.upper, labels, sides)
+        row_kinds, labels = self._rows
+        fixed = AffineSet.from_parts(self.A, self.lower, self.upper, labels, row_kinds)
         search, budget = self.options.get("search", "auto"), self.options.get("budget")
         self._prepared = prepare(fixed, search, budget=budget)
 
@@ -215,5 +219,5 @@ def _differs(new: Tensor, old: Tensor) -> Tensor:
 def _prepare_again(module: CAffine, _: object) -> None:
     """After a state dict was loaded: other rows, other sides, other factorisation."""
     loaded = AffineSet(module.A, module.lower, module.upper)
-    module._rows = (loaded.sides, module._rows[1])
+    module._rows = (loaded.row_kinds, module._rows[1])
     module._prepare()

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from caffnet.constraints import has_numbers
+from caffnet._solve.tracing import full_precision, is_compiling, is_concrete
 from caffnet.errors import ConstraintError
 from caffnet.layer import CAffine, Constraint, NullVector
 from caffnet.projection import Projection
@@ -69,16 +69,16 @@ class CAffNet(nn.Module):
         return self.layer(f, self._null_vector(x, f), x=x)
 
     def project(self, x: Any, nominal: Tensor | None = None) -> Projection:
-        """As `forward`, with the evidence: status, active rows, violation."""
+        """As `forward`, with diagnostics: status, active rows, violation."""
         f = self._output(x, nominal)
         return self.layer.project(f, self._null_vector(x, f), x=x)
 
     def raw(self, x: Any, nominal: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """The raw output f and the null-space vector w, of all samples."""
-        return self._output(x, nominal), None if self.null is None else _full(self.null(x))
+        return self._output(x, nominal), None if self.null is None else full_precision(self.null(x))
 
     def _output(self, x: Any, nominal: Tensor | None) -> Tensor:
-        f = _full(self.backbone(x))
+        f = full_precision(self.backbone(x))
         return f if nominal is None else f + nominal
 
     def _null_vector(self, x: Any, f: Tensor) -> NullVector:
@@ -86,28 +86,22 @@ class CAffNet(nn.Module):
         if self.null is None:
             return None
         lazy = self.lazy_null and isinstance(x, Tensor) and f.ndim == 2 <= x.ndim and x.shape[0] == f.shape[0]
-        return partial(self._null_at, x, f) if lazy else _full(self.null(x))
+        return partial(self._null_at, x, f) if lazy else full_precision(self.null(x))
 
     def _null_at(self, x: Tensor, f: Tensor, asked: Tensor) -> Tensor:
         """The null-space vector ``(B, n)`` where `asked` ``(B,)``, else zero."""
         assert self.null is not None
-        if torch.compiler.is_compiling() or not has_numbers(asked):
-            return _full(self.null(x))
+        if is_compiling() or not is_concrete(asked):
+            return full_precision(self.null(x))
         if not asked.any():
             if not torch.is_grad_enabled():
                 return torch.zeros_like(f)
             # One sample, so that the weights have a gradient, zero, as they would have if all were asked for.
             asked = torch.arange(len(asked), device=asked.device) == 0
         if asked.all():
-            return _full(self.null(x))
-        some = _full(self.null(x[asked]))
+            return full_precision(self.null(x))
+        some = full_precision(self.null(x[asked]))
         return some.new_zeros(len(asked), some.shape[-1]).index_put((asked,), some)
-
-
-def _full(output: Tensor) -> Tensor:
-    """What autocast left in half precision, in float32 again (exactly): the layer needs it."""
-    half = output.dtype in (torch.float16, torch.bfloat16)
-    return output.float() if half and torch.is_autocast_enabled(output.device.type) else output
 
 
 def _silence(null: nn.Module) -> None:

@@ -60,12 +60,27 @@ def strict_margin(dtype: torch.dtype, n: int) -> float:
 
 
 def search(n: int) -> float:
-    """The excess, relative to the data, below which the compiled active-set search sees a row as satisfied.
+    """The excess, relative to the data, below which the active-set search sees a row as satisfied.
 
     It decides the active rows in float64, so it is as fine as float64 allows whatever the user's type: a row that is
-    only just active would be missed by the user's own tolerance.
+    only just active would be missed by the user's own tolerance. Where the rows then exclude each other, the search
+    runs again with `feasibility`.
     """
     return max(n, 1) * torch.finfo(torch.float64).eps
+
+
+def fine_rank(n: int) -> float:
+    """The share of the largest coefficient below which a coefficient of the search is rounding noise of float64."""
+    return rank(torch.float64, n)
+
+
+def empty() -> float:
+    """How much larger than the data a point must be before the proof that a set is empty may not reach it.
+
+    A proof with multipliers in floating point shows that no point within a radius satisfies the rows. At 1 / eps times
+    the size of the data, ``A y`` can no longer be told from ``A y + b``: a point beyond has no meaning as an answer.
+    """
+    return torch.finfo(torch.float64).eps
 
 
 def reach(dtype: torch.dtype) -> float:
@@ -80,7 +95,3 @@ def reach(dtype: torch.dtype) -> float:
 #: A violation counts this much more for rows that must not give way: the limits of an actuator, where no input is safe.
 #: So the other rows give way by all but 1e-12 of what is needed. A power of two: scaling costs no digit.
 UNYIELDING = 2.0**40
-
-#: Numbers between these can be squared, summed and divided without overflow or underflow; the compiled kernel, which
-#: does not guard every sum, leaves samples beyond them to the torch path.
-SQUARABLE = (2.0**-400, 2.0**400)

@@ -47,8 +47,8 @@ def test_families_are_what_they_are_called(family: str):
     rank = torch.linalg.matrix_rank(set.A)
     assert isinstance(constraint, AffineSet) != ("input_dependent_b" in needs)
     assert (set.A.ndim > 2) == ("input_dependent_A" in needs)
-    assert ("=" in set.sides) == ("equality" in needs)
-    assert ("<=" in set.sides) == ("inequality" in needs)
+    assert ("=" in set.row_kinds) == ("equality" in needs)
+    assert ("<" in set.row_kinds) == ("inequality" in needs)
     assert (set.m > set.n) == ("more_rows" in needs)
     assert bool((rank < min(set.m, set.n)).all()) == ("dependent_rows" in needs and "more_rows" not in needs)
 

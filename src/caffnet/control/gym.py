@@ -17,8 +17,9 @@ from caffnet.control.simulation import check_steps, rk4
 from caffnet.control.systems import ControlAffine
 from caffnet.errors import ConstraintError, InfeasibleError
 from caffnet.layer import OPTIONS
-from caffnet.problem import Status
-from caffnet.projection import Projection, check_options, project
+from caffnet._solve.problem import Status
+from caffnet._solve.problem import check_options
+from caffnet.projection import Projection, project
 
 try:
     import gymnasium

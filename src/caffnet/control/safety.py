@@ -24,12 +24,13 @@ import torch
 from torch import Tensor, nn
 
 from caffnet import tolerance
-from caffnet.constraints import AffineSet, has_numbers
+from caffnet._solve.tracing import is_compiling, is_concrete
+from caffnet.constraints import UPPER, AffineSet
 from caffnet.control.barriers import Barrier
 from caffnet.control.systems import ControlAffine, check_states
 from caffnet.errors import ConstraintError, InfeasibleError
 from caffnet.layer import CAffine
-from caffnet.problem import Status
+from caffnet._solve.problem import Status
 from caffnet.projection import Projection, project
 
 ClassK: TypeAlias = Callable[[Tensor], Tensor]
@@ -125,7 +126,7 @@ class BarrierConstraint:
         rows = -self.system.along_input(gradient, x)
         names = self.barrier.names or tuple(f"barrier {i}" for i in range(value.shape[-1]))
         lower = bound.new_full((len(names),), -torch.inf)
-        return AffineSet.from_parts(rows, lower, bound, names, ("<=",) * len(names))
+        return AffineSet.from_parts(rows, lower, bound, names, UPPER * len(names))
 
     def inputs_like(self, x: Tensor) -> AffineSet:
         """The limits on the input, in the number type and on the device of `x`."""
@@ -134,7 +135,7 @@ class BarrierConstraint:
         if key in self._cast:
             return self._cast[key]
         cast = self.inputs.to(x.device, x.dtype)
-        if not torch.compiler.is_compiling() and has_numbers(cast.A):  # what a graph is made of must not leave it
+        if not is_compiling() and is_concrete(cast.A):  # what a graph is made of must not leave it
             self._cast[key] = cast
         return cast
 
@@ -181,7 +182,7 @@ class HighOrder(Barrier):
         return super().evaluate(x)
 
     def _check_reach(self, gradient: Tensor, x: Tensor) -> None:
-        if torch.compiler.is_compiling() or not has_numbers(gradient):
+        if is_compiling() or not is_concrete(gradient):
             return
         gradient, x = gradient.detach(), x.detach()
         reach = self.system.along_input(gradient, x).abs().amax(-1)
@@ -258,12 +259,12 @@ def within_limits(
         options: of the answer.
     """
     lost = (answer.status == Status.INFEASIBLE).unsqueeze(-1)
-    seen = not torch.compiler.is_compiling() and has_numbers(lost)
+    seen = not is_compiling() and is_concrete(lost)
     if options.get("on_infeasible") != "nearest" or (seen and not lost.any()):
         return answer
     limits = limits.to(wanted.device, wanted.dtype)
     A, lower, upper = (side * tolerance.UNYIELDING for side in (limits.A, limits.lower, limits.upper))
-    firm = AffineSet.from_parts(A, lower, upper, limits.labels, limits.sides)
+    firm = AffineSet.from_parts(A, lower, upper, limits.labels, limits.row_kinds)
     nearest = project(wanted, safe & firm, on_infeasible="nearest")
     value = project(nearest.value, limits, on_infeasible="nearest", strict=options.get("strict", False)).value
     return dataclasses.replace(

@@ -60,7 +60,7 @@ class ACnet(Method):
         residual = tuple(range(set.n - set.m, set.n)) if self.residual is None else self.residual
         if set.m > set.n:
             self.check_rank(set.A)
-        if len(residual) != sum(side == EQUAL for side in set.sides):
+        if len(residual) != sum(side == EQUAL for side in set.row_kinds):
             self.refuse(f"{len(residual)} residual outputs for {set.m} equalities", "one residual output per equality")
         split = Completion(set, residual)
         if bool((split.pivot() <= tolerance.rank(set.dtype, set.n)).any()):

@@ -121,7 +121,7 @@ class Method(nn.Module, abc.ABC):
         if isinstance(constraint, AffineSet):
             fixed = constraint.to(torch.get_default_dtype()) if constraint.weak else constraint
             self._check_structure(fixed)
-            self._rows = (fixed.sides, fixed.labels)
+            self._rows = (fixed.row_kinds, fixed.labels)
             for name in ("A", "lower", "upper"):
                 self.register_buffer(name, getattr(fixed, name).detach().clone())
         elif callable(constraint):
@@ -186,8 +186,8 @@ class Method(nn.Module, abc.ABC):
 
     def _check_structure(self, set: AffineSet) -> None:
         """Everything that can be told without looking at a number."""
-        equal = [name for name, side in zip(set.names, set.sides, strict=True) if side == EQUAL]
-        other = [name for name, side in zip(set.names, set.sides, strict=True) if side != EQUAL]
+        equal = [name for name, side in zip(set.names, set.row_kinds, strict=True) if side == EQUAL]
+        other = [name for name, side in zip(set.names, set.row_kinds, strict=True) if side != EQUAL]
         if equal and not self.supports.equality:
             self.refuse(f"{equal[0]!r} is an equality", "inequalities only")
         if other and not self.supports.inequality:

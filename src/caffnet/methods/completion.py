@@ -21,7 +21,7 @@ class Completion:
 
     def __init__(self, set: AffineSet, dependent: Sequence[int]):
         device = set.device
-        equal = [side == EQUAL for side in set.sides]
+        equal = [side == EQUAL for side in set.row_kinds]
         self.equal = torch.tensor([i for i, e in enumerate(equal) if e], dtype=torch.long, device=device)
         self.other = torch.tensor([i for i, e in enumerate(equal) if not e], dtype=torch.long, device=device)
         self.dependent = torch.tensor(list(dependent), dtype=torch.long, device=device)

@@ -90,7 +90,7 @@ class DC3(Method):
         """The direction of steepest ascent of the squared residuals, ``(..., n)``, along the equalities if split."""
         residual = signed_violation(set, y)
         if split is None:
-            equal = torch.tensor([side == EQUAL for side in set.sides], device=y.device)
+            equal = torch.tensor([side == EQUAL for side in set.row_kinds], device=y.device)
             share = torch.where(equal, self.balance, 1 - self.balance) if equal.any() else 1.0
             return 2 * matvec(set.A.mT, share * residual)
         whole = 2 * matvec(set.A[..., split.other, :].mT, residual[..., split.other])  # Gᵀ ReLU(G y - h)
@@ -98,7 +98,7 @@ class DC3(Method):
         return split.follow(along)
 
     def _split(self, set: AffineSet) -> Completion:
-        q = sum(side == EQUAL for side in set.sides)
+        q = sum(side == EQUAL for side in set.row_kinds)
         if self.dependent is None:
             self.dependent = self._draw(set, q)
         if len(self.dependent) != q:

@@ -55,7 +55,7 @@ class Penalty:
         if self.balance is None:
             cost = self._over_rows(broken)
         else:
-            equal = torch.tensor([side == EQUAL for side in set.sides], device=broken.device)
+            equal = torch.tensor([side == EQUAL for side in set.row_kinds], device=broken.device)
             cost = self.balance * self._over_rows(broken[..., equal])
             cost = cost + (1 - self.balance) * self._over_rows(broken[..., ~equal])
         cost = self.weight * cost

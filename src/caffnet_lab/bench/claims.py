@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from caffnet.search.enumeration import DEFAULT_BUDGET
+from caffnet._solve.problem import DEFAULT_BUDGET
 from caffnet_lab.bench.contestants import BACKBONE, LAYER, LITERAL, RAW
 from caffnet_lab.bench.measure import Record, Timing
 

@@ -187,7 +187,7 @@ def daqp(task: Task, limits: Limits) -> Ready:
     A = task.set.A.numpy()
     lower = task.set.lower.expand(task.batch, -1).clamp(min=-_INFINITE).numpy()
     upper = task.set.upper.expand(task.batch, -1).clamp(max=_INFINITE).numpy()
-    equal = [_EQUALITY if side == "=" else 0 for side in task.set.sides]
+    equal = [_EQUALITY if side == "=" else 0 for side in task.set.row_kinds]
     sense, identity, zero = np.array(equal, dtype=np.int32), np.eye(task.n), np.zeros(task.n)
     A = np.ascontiguousarray(A)
 

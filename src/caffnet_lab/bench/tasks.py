@@ -79,12 +79,12 @@ class Task:
     @property
     def inequalities(self) -> int:
         """One-sided inequalities: a row with two sides counts twice, as it does in ``A y <= b``."""
-        return sum({UPPER: 1, LOWER: 1, BOTH: 2}.get(side, 0) for side in self.set.sides)
+        return sum({UPPER: 1, LOWER: 1, BOTH: 2}.get(side, 0) for side in self.set.row_kinds)
 
     @property
     def equalities(self) -> int:
         """Equality rows."""
-        return sum(side == EQUAL for side in self.set.sides)
+        return sum(side == EQUAL for side in self.set.row_kinds)
 
     @property
     def input_bytes(self) -> int:
@@ -93,7 +93,7 @@ class Task:
 
     def standard(self) -> Standard:
         """The set in one-sided rows."""
-        sides = self.set.sides
+        sides = self.set.row_kinds
         up = [i for i, side in enumerate(sides) if side in (UPPER, BOTH)]
         low = [i for i, side in enumerate(sides) if side in (LOWER, BOTH)]
         equal = [i for i, side in enumerate(sides) if side == EQUAL]

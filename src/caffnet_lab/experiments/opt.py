@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from caffnet import AffineSet, prepare
 from caffnet.constraints import EQUAL, UPPER
-from caffnet.preparation import Prepared
+from caffnet import Prepared
 from caffnet_lab.experiments.problem import Evaluation, Loss, Problem, penalty_of, violation_metrics
 
 N_OUT, INEQUALITIES, EQUALITIES = 5, 5, 3

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from caffnet import AffineSet
 from caffnet.constraints import BOTH, EQUAL, LOWER, UPPER
-from caffnet.preparation import Prepared
+from caffnet import Prepared
 
 #: A violation above this counts in the paper's "Num (%)" column.
 COUNTED = 1e-6
@@ -120,9 +120,9 @@ def one_sided(set: AffineSet, y: Tensor) -> tuple[Tensor, Tensor]:
     """Violations as the paper counts them: one column per inequality ``(..., k)`` and one per equality ``(..., e)``."""
     value = (set.A @ y.unsqueeze(-1)).squeeze(-1)
     over, under = (value - set.upper).clamp_min(0), (set.lower - value).clamp_min(0)
-    above = [i for i, side in enumerate(set.sides) if side in (UPPER, BOTH)]
-    below = [i for i, side in enumerate(set.sides) if side in (LOWER, BOTH)]
-    equal = [i for i, side in enumerate(set.sides) if side == EQUAL]
+    above = [i for i, side in enumerate(set.row_kinds) if side in (UPPER, BOTH)]
+    below = [i for i, side in enumerate(set.row_kinds) if side in (LOWER, BOTH)]
+    equal = [i for i, side in enumerate(set.row_kinds) if side == EQUAL]
     return torch.cat([over[..., above], under[..., below]], -1), torch.maximum(over, under)[..., equal]
 
 
@@ -136,8 +136,8 @@ def exact_inequalities(set: AffineSet, y: Tensor) -> Tensor:
     samples = y.shape[:-1].numel()
     rows = A.expand(*y.shape[:-1], set.m, set.n).reshape(samples, set.m, set.n).tolist()
     bounds = [t.expand(*y.shape[:-1], set.m).reshape(samples, set.m).tolist() for t in (lower, upper)]
-    sides = [(i, 1) for i, side in enumerate(set.sides) if side in (UPPER, BOTH)]
-    sides += [(i, -1) for i, side in enumerate(set.sides) if side in (LOWER, BOTH)]
+    sides = [(i, 1) for i, side in enumerate(set.row_kinds) if side in (UPPER, BOTH)]
+    sides += [(i, -1) for i, side in enumerate(set.row_kinds) if side in (LOWER, BOTH)]
     table = []
     for a, point, low, high in zip(rows, y.reshape(samples, set.n).tolist(), *bounds, strict=True):
         exact = [Fraction(value) for value in point]

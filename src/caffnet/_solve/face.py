@@ -1,21 +1,22 @@
-"""The pseudo-inverse of a sub-constraint, in plain arithmetic.
+"""A sub-constraint in plain torch operations: its rows scaled, and their pseudo-inverse.
 
-Rows are added one at a time. With ``N`` the projector on the null space of the rows so far, a new row ``a`` leaves
-the remainder ``r = N a``. If ``r`` vanishes, the row depends on the others. Else
+Row ``i`` is multiplied by a power of two so that ``1 <= |a_i|_1 < 2``; that is exact. The pseudo-inverse takes one row at
+a time. With ``N`` the projector on the null space of the rows so far, a new row ``a`` leaves the remainder ``r = N a``.
+If ``r`` vanishes, the row depends on the others. Else
 
     c  = r / (a r),      A⁺ <- [A⁺ - c (a A⁺),  c],      N <- N - r rᵀ / |r|²
 
 which is Gram-Schmidt for ``N`` and Greville's update for ``A⁺``. ``r`` is orthogonalised twice: once more is all it
-takes to be accurate to rounding even when ``a`` is nearly dependent. Only products, sums and comparisons are
-used, so the same code is traced, exported and converted to ONNX.
+takes to be accurate to rounding even when ``a`` is nearly dependent. Only products, sums and comparisons are used, so the
+same code is traced, exported, mapped, and differentiated any number of times in any mode.
 
 A dependent row ``a = e A`` with ``e = a A⁺`` leaves ``N`` as it is. Greville's update for it,
 
     c = A⁺ eᵀ / (1 + |e|²),
 
-makes ``A⁺ b`` the point of least squares between rows that may contradict each other. Such a point depends on the size
-of the rows. For ``min Σ ω_j (a_j y - b_j)²`` and a new row of weight ω, ``e_j`` in ``c`` becomes ``e_j ω / ω_j`` and
-``|e|²`` becomes ``Σ e_j² ω / ω_j``.
+makes ``A⁺ b`` the point of least squares between rows that may contradict each other (``search="paper"``). Such a point
+depends on the size of the rows. For ``min Σ ω_j (a_j y - b_j)²`` and a new row of weight ω, ``e_j`` in ``c`` becomes
+``e_j ω / ω_j`` and ``|e|²`` becomes ``Σ e_j² ω / ω_j``.
 """
 
 from __future__ import annotations
@@ -27,11 +28,10 @@ import torch
 from torch import Tensor
 
 from caffnet import tolerance
-from caffnet.rows import dot, product
 
 
-class Faces(NamedTuple):
-    """Pseudo-inverses of many sub-constraints of ``k`` slots each.
+class Face(NamedTuple):
+    """Pseudo-inverses of sub-constraints of ``k`` slots each.
 
     Attributes:
         pinv: ``A_γ⁺``, ``(..., n, k)``, zero in the slots that are not used.
@@ -48,19 +48,18 @@ class Faces(NamedTuple):
     rows: Tensor
 
 
-def factor(rows: Tensor, filled: Tensor, optional: int, dtype: torch.dtype, exponent: Tensor | None = None) -> Faces:
-    """Faces of the sub-constraints with the given rows.
+def factor(rows: Tensor, filled: Tensor, optional: int = 0, exponent: Tensor | None = None) -> Face:
+    """The faces of sub-constraints with the given rows.
 
     Args:
-        rows: ``(..., k, n)``.
+        rows: scaled, ``(..., k, n)``.
         filled: which slots hold a row, ``(..., k)``.
         optional: the first so many slots may depend on each other (equalities): a dependent one is left out.
-        dtype: the number type whose rounding decides about dependence.
         exponent: the power of two that each row was multiplied with, ``(..., k)``. If given, dependent rows take part,
             by least squares between the rows as they were before.
     """
     *batch, k, n = rows.shape
-    cut = tolerance.rank(dtype, n) ** 2
+    cut = tolerance.rank(rows.dtype, n) ** 2
     largest_exponent = math.frexp(torch.finfo(rows.dtype).max)[1] - 1
     null = torch.eye(n, dtype=rows.dtype, device=rows.device).expand(*batch, n, n)
     pinv = rows.new_zeros(*batch, n, 0)
@@ -88,10 +87,38 @@ def factor(rows: Tensor, filled: Tensor, optional: int, dtype: torch.dtype, expo
         null = null - shrink[..., None, None] * r.unsqueeze(-1) * r.unsqueeze(-2)
         used.append(adds)
     mask = torch.stack(used, -1) if used and exponent is None else filled
-    return Faces(pinv, null, mask, independent, rows * mask.unsqueeze(-1))
+    return Face(pinv, null, mask, independent, rows * mask.unsqueeze(-1))
 
 
-def numerical_rank(A: Tensor, dtype: torch.dtype) -> Tensor:
-    """The number of independent rows of each matrix ``(..., m, n)``, as the factorisation counts them."""
-    filled = torch.ones(A.shape[:-1], dtype=torch.bool, device=A.device)
-    return factor(A, filled, A.shape[-2], dtype).used.sum(-1)
+# ------------------------------------------------------------------------------------------------- rows
+
+
+def unit_exponent(A: Tensor) -> Tensor:
+    """The power of two that brings each row to ``1 <= |a|_1 < 2``; 0 for a zero row.
+
+    (Where the sum overflows, the largest number stands for it; the row then ends below ``2 n``, which serves as well.)
+    """
+    size = A.abs().sum(-1).clamp(max=torch.finfo(A.dtype).max)
+    positive = size > 0
+    return -torch.where(positive, torch.where(positive, size, 1.0).log2().floor(), 0.0)
+
+
+def times_power(t: Tensor, exponent: Tensor) -> Tensor:
+    """``t * 2 ** exponent``, exact. In two steps, because ``2 ** exponent`` alone may overflow, as ``2 ** 1030`` does."""
+    half = (exponent / 2).floor()
+    return t * half.exp2() * (exponent - half).exp2()
+
+
+def pick_rows(A: Tensor, index: Tensor) -> Tensor:
+    """The rows in each sample's slots: A ``(m, n)`` or ``(B, m, n)``, index ``(B, k)``, result ``(B, k, n)``."""
+    return A[index] if A.ndim == 2 else A.gather(-2, index.unsqueeze(-1).expand(*index.shape, A.shape[-1]))
+
+
+def product(matrix: Tensor, vector: Tensor) -> Tensor:
+    """``matrix @ vector`` per sample, summed by hand: the bits of one sample never depend on the rest of the batch."""
+    return dot(matrix, vector.unsqueeze(-2))
+
+
+def dot(a: Tensor, b: Tensor) -> Tensor:
+    """The inner product over the last axis, with broadcasting."""
+    return (a * b).sum(-1)

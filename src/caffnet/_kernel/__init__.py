@@ -1,0 +1,1 @@
+"""The kernel: one algorithm in portable C, and `native`, which calls it."""

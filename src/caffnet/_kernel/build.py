@@ -1,0 +1,102 @@
+"""Compiles the kernel: for the build of a wheel, and in a clone whose C files have changed.
+
+It needs no other file of the package and nothing but the standard library, so that a build can run it by its path.
+The compiler is `CC`, else the system's cc, gcc or clang, else `ziglang` (a build asks for it where there is no other).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+HERE = Path(__file__).parent
+NAMES = {"win32": "caffnet.dll", "darwin": "libcaffnet.dylib"}
+LIBRARY = HERE / NAMES.get(sys.platform, "libcaffnet.so")
+# Products are not fused and sums not reordered: the bits do not depend on the compiler.
+FLAGS = ["-std=c11", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-fvisibility=hidden"]
+VECTORS = {"avx2": ["-mavx2", "-mfma"], "avx512": ["-mavx512f", "-mavx512dq", "-mavx512vl", "-mfma"]}
+
+
+class BuildError(RuntimeError):
+    """The kernel could not be compiled."""
+
+
+def source_hash() -> str:
+    """Sixteen digits that change with every C file."""
+    digest = hashlib.sha256()
+    for path in sorted([*HERE.glob("*.c"), *HERE.glob("*.h")]):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return "x" + digest.hexdigest()[:16]
+
+
+def is_current(library: Path = LIBRARY) -> bool:
+    """Whether a library is there and was compiled from the C files as they are."""
+    return library.exists() and f"caffnet-sources:{source_hash()};".encode() in library.read_bytes()
+
+
+def find_compiler() -> list[str] | None:
+    """The command of a C compiler, or None."""
+    if os.environ.get("CC"):
+        return shlex.split(os.environ["CC"])
+    for name in ("cc", "gcc", "clang"):
+        if found := shutil.which(name):
+            return [found]
+    if importlib.util.find_spec("ziglang"):
+        return [sys.executable, "-m", "ziglang", "cc"]
+    return None
+
+
+def build(target: Path = LIBRARY, compiler: list[str] | None = None, extra: list[str] | None = None) -> Path:
+    """Compile the library.
+
+    Args:
+        target: where it goes; it is replaced in one step.
+        compiler: the command; `find_compiler` if None.
+        extra: more flags, as ``["-fsanitize=address"]``.
+
+    Raises:
+        BuildError: there is no compiler, or it fails.
+    """
+    compiler = compiler or find_compiler()
+    if compiler is None:
+        raise BuildError("There is no C compiler: install gcc or clang, set CC, or pip install ziglang.")
+    flags = [*FLAGS, *shlex.split(os.environ.get("CFLAGS", "")), *(extra or [])]
+    x86 = platform.machine().lower() in ("x86_64", "amd64")
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".build-") as folder:
+        objects = []
+
+        def compile_file(source: str, name: str, *more: str) -> None:
+            _run([*compiler, *flags, *more, "-c", str(HERE / source), "-o", f"{folder}/{name}.o"])
+            objects.append(f"{folder}/{name}.o")
+
+        compile_file("kernel.c", "baseline", "-DISA=baseline")
+        for name, options in VECTORS.items() if x86 else ():
+            compile_file("kernel.c", name, f"-DISA={name}", *options)
+        more = ["-DCAFFNET_AVX"] if x86 else []
+        compile_file("dispatch.c", "dispatch", f"-DCAFFNET_SOURCES={source_hash()}", *more)
+        made = Path(folder) / target.name
+        math = [] if sys.platform == "win32" else ["-lm"]
+        _run([*compiler, *flags, "-shared", *objects, "-o", str(made), *math])
+        os.replace(made, target)
+    return target
+
+
+def _run(command: list[str]) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True)
+    except OSError as error:
+        raise BuildError(f"{shlex.join(command)} cannot be run: {error}") from None
+    if done.returncode:
+        raise BuildError(f"{shlex.join(command)} failed:\n{done.stderr[-4000:]}")
+
+
+if __name__ == "__main__":
+    sys.stdout.write(f"{build()}\n")

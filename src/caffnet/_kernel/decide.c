@@ -1,0 +1,325 @@
+/* One sample, from its data to a verified answer.
+
+   accept      f itself, if it satisfies the rows up to rounding: returned bit for bit
+   search      the sub-constraint of every other sample
+   settle      the closed form on it, refined, within plain bounds, in the user's type, and verified row by row
+   retry       a near miss is projected again; rows that exclude each other by rounding are taken as they are meant
+   strict      aim inside until every inequality holds in exact arithmetic
+   infeasible  least violation; INFEASIBLE only with a proof that holds in exact arithmetic */
+#include "internal.h"
+
+/* The point in the user's numbers: what will be returned. */
+FN void round_point(const Work *work, double *y) {
+    const Rows *s = &work->rows;
+    if (work->single)
+        for (Index j = 0; j < s->n; j++) y[j] = (double)(float)y[j];
+    else if (s->shift != 0)
+        for (Index j = 0; j < s->n; j++) y[j] = ldexp(ldexp(y[j], -s->shift), s->shift);
+}
+
+/* Move y onto the rows of the face with residuals of twice the digits, which a nearly dependent face needs. */
+FN void slide_finely(const Rows *s, const Face *face, double *y) {
+    Index n = s->n;
+    for (Index j = 0; j < face->k; j++) {
+        Index i = face->rows[j];
+        const double *a = s->A + (size_t)i * (size_t)n;
+        Pair sum = {face->sides[j] > 0 ? -s->high[i] : -s->low[i], 0.0};
+        for (Index c = 0; c < n; c++)
+            if (a[c] != 0.0) sum = pair_add_product(sum, a[c], y[c]);
+        move(face, j, (sum.high + sum.low) / face->R[(size_t)j * (size_t)n + (size_t)j], y, n);
+    }
+}
+
+/* Put the closed form on the face into work->y, verified; its worth, or REJECTED. `size` counts as the size of the
+   numbers that it was computed from; 0 for that of the point itself, which makes an answer its own projection. */
+FN int settle_point(Work *work, const double *g, double size) {
+    Rows *s = &work->rows;
+    Face *face = &work->face;
+    Index n = s->n;
+    double *y = work->y, *trial = work->spare;
+    flat_point(s, face, g, y);
+    for (int again = 0; again < 40; again++) {
+        copy(trial, y, n);
+        clamp(s, trial);
+        round_point(work, trial);
+        int state = check(s, trial, larger(size, largest(trial, n)), face->held, 1, &work->t);
+        if (state != REJECTED) {
+            copy(y, trial, n);
+            return state;
+        }
+        slide_finely(s, face, y);
+    }
+    /* A vertex at the origin comes out as rounding noise, which no relative tolerance accepts. */
+    if (largest(y, n) <= work->t.feasibility * largest(g, n)) {
+        for (Index j = 0; j < n; j++) trial[j] = 0.0;
+        int state = check(s, trial, 0.0, face->held, 1, &work->t);
+        if (state != REJECTED) {
+            copy(y, trial, n);
+            return state;
+        }
+    }
+    return REJECTED;
+}
+
+/* Find the sub-constraint of the answer; the number of its rows, CONFLICT or NOT_FOUND. */
+FN Index find_face(Work *work, int search, const int8_t *start, double tolerance) {
+    Index n = work->rows.n, k = NOT_FOUND;
+    int moved = 0;
+    for (Index j = 0; j < n; j++) moved = moved || work->f[j] != work->g[j];
+    k = nearest_face(work, work->g, work->y, start, tolerance);
+    if (k < 0) return k; /* no point at all */
+    if (search == CAFFNET_ACTIVE) return moved ? nearer_face(work, k, tolerance) : k;
+    if (search == CAFFNET_LITE || moved || work->norm != 2.0) {
+        for (Index i = 0; i < work->rows.m; i++) work->seed[i] = work->face.held[i];
+        Index other = enumerate(work, k, search == CAFFNET_LITE);
+        if (other >= 0) return other;
+        for (Index i = 0; i < work->rows.m; i++) /* no candidate passes the test of the walk: the projection does */
+            if (work->seed[i] != 0 && !work->rows.equal[i])
+                add(&work->rows, &work->face, i, work->seed[i], work->t.rank);
+        return work->face.k;
+    }
+    return k;
+}
+
+/* Search and settle; PROJECTED, WITHIN_TOL, REJECTED, or CONFLICT. */
+FN int project(Work *work, int search, const int8_t *start, double tolerance) {
+    Rows *s = &work->rows;
+    Index n = s->n;
+    int state = REJECTED;
+    if (s->boxed && search != CAFFNET_LITE && work->norm < 1e300) {
+        if (!box_point(work, search)) return CONFLICT;
+        round_point(work, work->y);
+        state = check(s, work->y, largest(work->y, n), work->face.held, 1, &work->t);
+        work->ready = 0; /* the marks of the face are not those of its factors */
+        return state == CAFFNET_INSIDE ? CAFFNET_PROJECTED : state;
+    }
+    Index k = find_face(work, search, start, tolerance);
+    if (k == CONFLICT) return CONFLICT;
+    if (k < 0) return REJECTED;
+    state = settle_point(work, work->g, 0.0);
+    for (int again = 0; again < 3 && state == REJECTED; again++) {
+        /* A far g leaves an error of eps |g| along the flat, which may carry y over another row: project the near miss. */
+        double *goal = work->other;
+        copy(goal, work->y, n);
+        for (Index i = 0; i < s->m; i++) work->kept[i] = work->face.held[i];
+        if (nearest_face(work, goal, work->y, work->kept, tolerance) < 0) break;
+        state = settle_point(work, goal, 0.0);
+    }
+    if (state == REJECTED) { /* the promise counts the size of f and g too */
+        clamp(s, work->y);
+        round_point(work, work->y);
+        double size = larger(largest(work->f, n), largest(work->g, n));
+        state = check(s, work->y, size, work->face.held, 1, &work->t);
+    }
+    return state == CAFFNET_INSIDE ? CAFFNET_PROJECTED : state;
+}
+
+FN void restore_bounds(Work *work) {
+    for (Index i = 0; i < work->rows.m; i++) {
+        work->rows.low[i] = work->low[i];
+        work->rows.high[i] = work->high[i];
+        note_bounds(&work->rows, i);
+    }
+}
+
+/* Prove with the conflict in work->conflict that no point of a reasonable size satisfies the rows. */
+FN int proven_empty(const Work *work, CaffnetProof *proof) {
+    Index n = work->rows.n;
+    double size = larger(larger(largest(work->f, n), largest(work->g, n)), largest(work->y, n));
+    *proof = prove(work);
+    return proof->gap < 0.0 && proof->radius * work->t.empty > size;
+}
+
+/* Put the point of least violation into work->y, its rows into face.held. INFEASIBLE, with multipliers in
+   work->conflict; or WITHIN_TOL where rounding explains the violation, or the proof does not hold. */
+FN int least_violation(Work *work, int strict, CaffnetProof *proof) {
+    Rows *s = &work->rows;
+    Face *face = &work->face;
+    Index n = s->n, row = impossible_row(work);
+    int never = row >= 0 && (work->low[row] == HUGE_VAL || work->high[row] == -HUGE_VAL);
+    double relax = 0.0;
+    for (Index i = 0; i < s->m; i++) {
+        Index exponent = s->exponent[i] + s->shift;
+        work->unit[i] = ldexp(1.0, exponent > 1000 ? 1000 : exponent);
+        work->conflict[i] = work->fine[i] = 0.0;
+        if (work->low[i] == HUGE_VAL || work->high[i] == -HUGE_VAL) { /* no point is nearer to this row than another */
+            work->low[i] = -HUGE_VAL;
+            work->high[i] = HUGE_VAL;
+        } else if (work->low[i] > work->high[i])
+            relax = larger(relax, (work->low[i] - work->high[i]) / (2.0 * work->unit[i]));
+    }
+    double least = relax;
+    Index k = climb(work, work->g, work->y, &relax, NULL, work->t.search);
+    if (k < 0 || settle_point(work, work->g, largest(work->g, n)) == REJECTED) {
+        clamp(s, work->y);
+        round_point(work, work->y);
+    }
+    restore_bounds(work);
+    if (never) {
+        proof->gap = -HUGE_VAL;
+        proof->radius = HUGE_VAL;
+    } else {
+        int state = check(s, work->y, largest(work->y, n), face->held, 0, &work->t);
+        if (state != REJECTED && !strict) return CAFFNET_WITHIN_TOL;
+        if (row < 0 || relax > least) return proven_empty(work, proof) ? CAFFNET_INFEASIBLE : CAFFNET_WITHIN_TOL;
+        proof->gap = work->low[row] > work->high[row] ? work->high[row] - work->low[row]
+                     : work->low[row] > 0.0           ? -work->low[row]
+                                                      : work->high[row];
+        proof->radius = HUGE_VAL;
+    }
+    for (Index i = 0; i < s->m; i++) work->conflict[i] = 0.0; /* that row alone */
+    work->conflict[row] = 1.0;
+    return CAFFNET_INFEASIBLE;
+}
+
+/* Whether a set that no point found so far satisfies exactly is empty in exact arithmetic. */
+FN int exactly_empty(Work *work, CaffnetProof *proof) {
+    restart(work);
+    if (dual(work, work->g, work->spare, work->stood, 0.0) != CONFLICT) return 0;
+    collect_conflict(work);
+    return proven_empty(work, proof);
+}
+
+FN void write_value(const CaffnetBatch *batch, int64_t b, const Work *work) {
+    int64_t n = batch->n;
+    for (int64_t j = 0; j < n; j++)
+        store(batch->value, b * n + j, work->rows.shift ? ldexp(work->y[j], -work->rows.shift) : work->y[j], work->single);
+}
+
+/* Whether the point in work->y, as it will be returned, satisfies the rows of the sample: up to rounding, and every
+   inequality exactly. */
+FN int strictly_inside(const CaffnetBatch *batch, int64_t b, Work *work, double size) {
+    write_value(batch, b, work);
+    if (!holds_exactly(batch, b, batch->value, b * batch->n)) return 0;
+    restore_bounds(work);
+    return check(&work->rows, work->y, size, work->face.held, 1, &work->t) != REJECTED;
+}
+
+/* Aim inside by a few units in the last place until every inequality holds exactly: first on the face of the answer,
+   then with a search on the rows drawn in, as far as they have a common point. 0 where that does not succeed: then
+   work->y and face.held are those of the ordinary answer again. */
+FN int step_inside(const CaffnetBatch *batch, int64_t b, Work *work, int search) {
+    Rows *s = &work->rows;
+    Face *face = &work->face;
+    Index n = s->n;
+    double size = largest(work->y, n), reach = larger(size, largest(work->f, n));
+    copy(work->ordinary, work->y, n);
+    for (Index i = 0; i < s->m; i++) {
+        work->stood[i] = face->held[i];
+        int exact = s->equal[i] || s->squared[i] == 0.0 || s->plain[i] >= 0; /* no inside, or no rounding */
+        work->unit[i] = exact ? 0.0 : work->t.margin * (size + s->size[i]) + work->t.underflow;
+    }
+    for (int factor = 1; factor <= 64 && !s->boxed; factor *= 4) {
+        double relax = -(double)factor;
+        if (factor > 1) {
+            restore_bounds(work);
+            restart(work);
+            for (Index i = 0; i < s->m; i++)
+                if (work->stood[i] != 0 && !s->equal[i]) add(s, face, i, work->stood[i], work->t.rank);
+        }
+        relax_rows(work, relax);
+        if (settle_point(work, work->g, size) != REJECTED && strictly_inside(batch, b, work, reach)) return 1;
+        if (climb(work, work->g, work->y, &relax, work->stood, work->t.search) < 0 || relax > 0.0) break;
+        int state = project(work, search, work->stood, work->t.search);
+        if (state != REJECTED && state != CONFLICT && strictly_inside(batch, b, work, reach)) return 1;
+    }
+    restore_bounds(work);
+    copy(work->y, work->ordinary, n);
+    for (Index i = 0; i < s->m; i++) face->held[i] = work->stood[i];
+    work->ready = 0;
+    return 0;
+}
+
+/* The status of the ordinary answer in work->y under `strict`, which may move it. */
+FN int make_strict(const CaffnetBatch *batch, int64_t b, Work *work, int search, CaffnetProof *proof) {
+    write_value(batch, b, work);
+    if (holds_exactly(batch, b, batch->value, b * batch->n)) return CAFFNET_PROJECTED;
+    if (step_inside(batch, b, work, search)) return CAFFNET_PROJECTED;
+    int empty = exactly_empty(work, proof);
+    for (Index i = 0; i < work->rows.m; i++) work->face.held[i] = work->stood[i];
+    return empty ? CAFFNET_INFEASIBLE : CAFFNET_WITHIN_TOL;
+}
+
+FN void write_answer(const CaffnetBatch *batch, int64_t b, const Work *work, int status) {
+    for (int64_t i = 0; i < batch->m; i++) batch->active[b * batch->m + i] = work->face.held[i];
+    batch->status[b] = (int8_t)status;
+    write_value(batch, b, work);
+}
+
+FN void write_nothing(const CaffnetBatch *batch, int64_t b, int status) {
+    for (int64_t i = 0; i < batch->m; i++) batch->active[b * batch->m + i] = 0;
+    for (int64_t j = 0; j < batch->n; j++) store(batch->value, b * batch->n + j, NAN, (int)batch->single);
+    batch->status[b] = (int8_t)status;
+}
+
+/* Answer a compromise of dependent rows where it is nearer; 0 where there is none. */
+FN int try_compromise(const CaffnetBatch *batch, int64_t b, Work *work) {
+    Rows *s = &work->rows;
+    Index n = s->n;
+    int32_t *choice = batch->choice + b * n;
+    if (!nearer_compromise(work, choice)) {
+        for (Index j = 0; j < n; j++) choice[j] = 0;
+        return 0;
+    }
+    double *ordinary = work->walk.g, *y = work->y;
+    copy(ordinary, y, n);
+    start_paper(work);
+    (void)rebuild(work, choice, y);
+    round_point(work, y);
+    clamp(s, y);
+    for (Index i = 0; i < s->m; i++) work->kept[i] = 0;
+    for (Index j = 0; j < n && choice[j] != 0; j++) work->kept[choice_row(choice[j] - 1)] = 1;
+    int state = check(s, y, largest(y, n), NULL, 1, &work->t);
+    if (state == CAFFNET_WITHIN_TOL) { /* exceeded at a row of the choice: that is where it lies */
+        state = CAFFNET_PROJECTED;
+        for (Index i = 0; i < s->m; i++)
+            if (!work->kept[i] && excess_of(s, i, value_of(s, i, y)) > 0.0) state = CAFFNET_WITHIN_TOL;
+    } else if (state == CAFFNET_INSIDE) state = CAFFNET_PROJECTED;
+    if (state != REJECTED) {
+        write_value(batch, b, work);
+        if (batch->strict && !holds_exactly(batch, b, batch->value, b * batch->n)) state = REJECTED;
+    }
+    if (state == REJECTED) {
+        for (Index j = 0; j < n; j++) choice[j] = 0;
+        copy(y, ordinary, n);
+        return 0;
+    }
+    for (Index i = 0; i < s->m; i++) batch->active[b * batch->m + i] = 0;
+    batch->status[b] = (int8_t)state;
+    return 1;
+}
+
+/* Answer one sample whose rows are scaled; its status. `proof` is filled for an INFEASIBLE one. */
+FN int decide(const CaffnetBatch *batch, int64_t b, Work *work, CaffnetProof *proof) {
+    Rows *s = &work->rows;
+    Index n = s->n;
+    int search = (int)batch->search, loaded = load_sample(batch, b, work), state = CONFLICT;
+    const int8_t *start = batch->start ? batch->start + b * batch->m : NULL;
+    if (search == CAFFNET_PAPER)
+        for (Index j = 0; j < n; j++) batch->choice[b * n + j] = 0;
+    if (loaded == CAFFNET_INVALID) {
+        write_nothing(batch, b, CAFFNET_INVALID);
+        return CAFFNET_INVALID;
+    }
+    int inside = check(s, work->f, largest(work->f, n), NULL, 1, &work->t);
+    if (inside != REJECTED && batch->strict && !holds_exactly(batch, b, batch->f, b * batch->f_step)) inside = REJECTED;
+    if (inside != REJECTED) {
+        for (int64_t i = 0; i < batch->m; i++) batch->active[b * batch->m + i] = 0;
+        for (int64_t j = 0; j < n; j++)
+            store(batch->value, b * n + j, load(batch->f, b * batch->f_step + j, work->single), work->single);
+        batch->status[b] = (int8_t)inside;
+        return inside;
+    }
+    if (loaded != CONFLICT) {
+        state = project(work, search, start, work->t.search);
+        if (state == CONFLICT || state == REJECTED) state = project(work, search, start, work->t.feasibility);
+    }
+    if (state == CONFLICT || state == REJECTED) state = least_violation(work, (int)batch->strict, proof);
+    else if (search == CAFFNET_PAPER && (batch->w || work->norm != 2.0) && try_compromise(batch, b, work))
+        return batch->status[b];
+    if (batch->strict && state != CAFFNET_INFEASIBLE)
+        state = make_strict(batch, b, work, search == CAFFNET_PAPER ? CAFFNET_FULL : search, proof);
+    if (state == CAFFNET_INFEASIBLE && !batch->nearest) write_nothing(batch, b, state);
+    else write_answer(batch, b, work, state);
+    return state;
+}

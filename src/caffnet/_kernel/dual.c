@@ -1,0 +1,185 @@
+/* The Euclidean projection of g by the dual method of Goldfarb and Idnani.
+
+   y is always the projection of g on the flat of the rows collected so far, whose multipliers are not negative. The
+   row a that y violates most is added:
+
+     z = N a           how y can move to satisfy the row without leaving the flat
+     r = (A_face+)' a  how the multipliers move meanwhile
+     step = min( (a y - b) / (a z),  min over r_j > 0 of multiplier_j / r_j )
+
+   If the first term wins, the row joins; if the second, row j has lost its multiplier and leaves. If neither exists,
+   a - sum r_j a_j = 0 with r <= 0 and b - sum r_j b_j < 0: no point satisfies all rows, and these numbers prove it
+   (Farkas). Every step raises the distance to g, so no face comes twice; a cap ends what rounding may make of that. */
+#include "internal.h"
+
+/* The multipliers of the inequalities in the face, for y = flat_point(g). */
+FN void multipliers(const Rows *s, Face *face, Index base, const double *g, const double *y) {
+    for (Index j = 0; j < face->k; j++) face->d[j] = along(face, j, g, s->n) - along(face, j, y, s->n);
+    in_rows(face, base, face->d, face->r, s->n);
+    for (Index j = base; j < face->k; j++) face->multiplier[j] = face->r[j] * (double)face->sides[j];
+}
+
+/* Move to the projection on the flat, and drop the rows that do not pull, until all do. */
+FN void settle(const Rows *s, Face *face, Index base, const double *g, double *y, const CaffnetTolerances *t) {
+    for (int again = 1; again;) {
+        flat_point(s, face, g, y);
+        multipliers(s, face, base, g, y);
+        /* A row that pulls by no more than rounding is left out, as a cold start would not have found it. */
+        double least = t->tie * (largest(g, s->n) + largest(y, s->n));
+        again = 0;
+        for (Index j = face->k - 1; j >= base; j--)
+            if (face->multiplier[j] < least) {
+                drop(face, j, s->n);
+                again = 1;
+            }
+    }
+}
+
+/* Begin with the rows marked in `start` that are independent and pull the right way. */
+FN void warm(const Rows *s, Face *face, Index base, const int8_t *start, const double *g, double *y, const CaffnetTolerances *t) {
+    for (Index i = 0; i < s->m; i++) {
+        int bounded = (start[i] > 0 && s->high[i] < HUGE_VAL) || (start[i] < 0 && s->low[i] > -HUGE_VAL);
+        if (bounded && !s->equal[i] && s->squared[i] > 0.0) add(s, face, i, start[i] > 0 ? 1 : -1, t->rank);
+    }
+    settle(s, face, base, g, y, t);
+}
+
+/* The row that y violates most, of those that were violated before; of all, when none of those is any more; -1 if
+   there is none. `tolerance` is the excess, relative to the data, that counts as satisfied. */
+FN Index most_violated(const Rows *s, Face *face, const double *y, double scale, double tolerance,
+                       const CaffnetTolerances *t, Index *waiting) {
+    double free = tolerance * (scale + largest(y, s->n)) + t->underflow, worst = 0.0;
+    Index found = -1;
+    for (;;) {
+        int all = *waiting == 0;
+        Index left_over = 0, count = all ? s->m : *waiting;
+        for (Index e = 0; e < count; e++) {
+            Index i = all ? e : face->violated[e];
+            if (face->held[i] != 0) continue; /* an equality that is not held depends on the others */
+            double excess = excess_of(s, i, value_of(s, i, y));
+            if (excess > free + tolerance * s->size[i]) {
+                face->violated[left_over++] = i;
+                excess *= excess;
+                if (excess > (1.0 + t->tie) * worst * s->squared[i]) { /* of equal rows the first */
+                    found = i;
+                    worst = excess / s->squared[i];
+                }
+            }
+        }
+        *waiting = left_over;
+        if (found >= 0 || all) return found;
+    }
+}
+
+/* Find the face of the projection of g, in `face`; the number of its rows, CONFLICT or NOT_FOUND.
+
+   The face begins with the equalities, which are never dropped; `start` (or NULL) marks rows to begin with. After a
+   conflict, face.entering, face.side and face.r are its coefficients. */
+FN Index dual(Work *work, const double *g, double *y, const int8_t *start, double tolerance) {
+    const Rows *s = &work->rows;
+    Face *face = &work->face;
+    const CaffnetTolerances *t = &work->t;
+    Index n = s->n, base = work->base, waiting = 0;
+    double *multiplier = face->multiplier, scale = largest(g, n);
+    if (start) warm(s, face, base, start, g, y, t);
+    else flat_point(s, face, g, y);
+    for (Index round = 0; round < 10 * (s->m + n) + 100; round++) {
+        if (work->cancel && *work->cancel) return NOT_FOUND;
+        Index p = most_violated(s, face, y, scale, tolerance, t, &waiting);
+        if (p < 0) return face->k;
+        Index side = value_of(s, p, y) > s->high[p] ? 1 : -1;
+        double bound = side > 0 ? s->high[p] : s->low[p], sign = (double)side, gain = 0.0;
+        for (;;) {
+            double left = remainder_of(s, p, face);
+            int independent = face->k < n && left > t->rank * t->rank * s->squared[p];
+            in_rows(face, base, face->d, face->r, n);
+            double longest = HUGE_VAL, top = 0.0;
+            Index place = -1;
+            for (Index j = base; j < face->k; j++) top = larger(top, fabs(face->r[j]));
+            for (Index j = base; j < face->k; j++) {
+                double rate = sign * (double)face->sides[j] * face->r[j];
+                /* A rate that is rounding noise drives nothing out. */
+                if (rate > t->fine_rank * top && multiplier[j] < longest * rate) {
+                    longest = larger(multiplier[j], 0.0) / rate;
+                    place = j;
+                }
+            }
+            double step = HUGE_VAL;
+            if (independent) step = larger(sign * (value_of(s, p, y) - bound), 0.0) / left;
+            if (!independent && place < 0) {
+                face->entering = p;
+                face->side = side;
+                return CONFLICT;
+            }
+            double length = smaller(step, longest);
+            if (independent) subtract(y, length * sign, face->z, n);
+            gain += length;
+            for (Index j = base; j < face->k; j++) multiplier[j] -= length * sign * (double)face->sides[j] * face->r[j];
+            if (step <= longest) {
+                append(s, face, p, side, left);
+                multiplier[face->k - 1] = gain;
+                break;
+            }
+            drop(face, place, n);
+        }
+    }
+    return NOT_FOUND;
+}
+
+/* For a g inside the set: the row whose plane is nearest, as a face of one row. The ball around g that touches this
+   plane lies in the set, so the touching point is a candidate. */
+FN Index nearest_plane(Work *work, const double *g) {
+    const Rows *s = &work->rows;
+    double best = HUGE_VAL;
+    Index row = -1, side = 0;
+    for (Index i = 0; i < s->m; i++) {
+        if (s->squared[i] == 0.0) continue;
+        double value = value_of(s, i, g), length = sqrt(s->squared[i]);
+        if ((s->high[i] - value) / length < best) {
+            best = (s->high[i] - value) / length;
+            row = i;
+            side = 1;
+        }
+        if ((value - s->low[i]) / length < best) {
+            best = (value - s->low[i]) / length;
+            row = i;
+            side = -1;
+        }
+    }
+    if (row < 0) return NOT_FOUND;
+    add(s, &work->face, row, side, work->t.rank);
+    return work->face.k;
+}
+
+/* The face of the projection of g, never empty. */
+FN Index nearest_face(Work *work, const double *g, double *y, const int8_t *start, double tolerance) {
+    restart(work);
+    Index k = dual(work, g, y, start, tolerance);
+    return k == 0 ? nearest_plane(work, g) : k;
+}
+
+/* ACTIVE with w: the face of the projection of f, if its candidate is feasible and nearer to f than that of the face
+   of g, which has k rows (or none) and has just been found. */
+FN Index nearer_face(Work *work, Index k, double tolerance) {
+    const Rows *s = &work->rows;
+    Face *face = &work->face;
+    double best = HUGE_VAL, *y = work->y;
+    const double *f = work->f, *g = work->g;
+    for (Index i = 0; i < s->m; i++) work->kept[i] = face->held[i];
+    if (k >= 0) {
+        flat_point(s, face, g, y);
+        best = distance(y, f, s->n, work->norm);
+    }
+    restart(work);
+    Index other = dual(work, f, y, k > 0 ? work->kept : NULL, tolerance);
+    if (other > 0) {
+        flat_point(s, face, g, y);
+        double start = larger(largest(f, s->n), largest(g, s->n));
+        if (distance(y, f, s->n, work->norm) < best && accepts(s, y, start, &work->t)) return other;
+    }
+    if (k < 0) return k;
+    restart(work);
+    for (Index i = 0; i < s->m; i++)
+        if (work->kept[i] != 0 && !s->equal[i]) add(s, face, i, work->kept[i], work->t.rank);
+    return face->k;
+}

@@ -1,0 +1,142 @@
+/* Batches: the workspace, and the functions that a caller sees. */
+#include "internal.h"
+
+typedef struct {
+    char *memory;
+    size_t used;
+} Pool;
+
+FN void *take(Pool *pool, size_t count, size_t size) {
+    void *place = pool->memory + pool->used;
+    pool->used += (count * size + 63) / 64 * 64;
+    return place;
+}
+
+#define DOUBLES(count) (double *)take(&pool, (size_t)(count), sizeof(double))
+#define INDICES(count) (Index *)take(&pool, (size_t)(count), sizeof(Index))
+#define MARKS(count) (int8_t *)take(&pool, (size_t)(count), 1)
+
+/* Divide the caller's memory; how much of it is used. */
+FN size_t carve(Work *work, int64_t outputs, int64_t count, int search, void *memory) {
+    Pool pool = {(char *)memory, 0};
+    size_t n = (size_t)outputs, m = (size_t)count, wide = m > n ? m : n;
+    size_t deep = search == CAFFNET_ACTIVE ? 1 : n + 1, paper = search == CAFFNET_PAPER ? n + 1 : 0;
+    memset(work, 0, sizeof *work);
+    Rows *s = &work->rows;
+    s->m = (Index)count;
+    s->n = (Index)outputs;
+    s->A = DOUBLES(m * n);
+    s->exponent = INDICES(m);
+    s->factor = DOUBLES(m);
+    s->squared = DOUBLES(m);
+    s->entries = INDICES(m);
+    s->columns = INDICES(m * (n / 4));
+    s->plain = INDICES(m);
+    s->low = DOUBLES(m);
+    s->high = DOUBLES(m);
+    s->size = DOUBLES(m);
+    s->equal = MARKS(m);
+    Face *face = &work->face;
+    face->rows = INDICES(n + 1);
+    face->sides = INDICES(n + 1);
+    face->multiplier = DOUBLES(n + 1);
+    face->unit = INDICES(n + 1);
+    face->held = MARKS(m);
+    face->z = DOUBLES(n);
+    face->d = DOUBLES(n + 1);
+    face->r = DOUBLES(n + 1);
+    face->violated = INDICES(2 * m);
+    Walk *walk = &work->walk;
+    walk->f = DOUBLES(deep * n);
+    walk->g = DOUBLES(deep * n);
+    walk->squared = DOUBLES(deep);
+    walk->option = INDICES(n + 2);
+    walk->last = INDICES(deep);
+    walk->independent = MARKS(deep);
+    walk->after = INDICES(m);
+    walk->rows = INDICES(n + 1);
+    walk->sides = INDICES(n + 1);
+    walk->place = INDICES(n + 1);
+    walk->dependent = MARKS(n + 2);
+    walk->weight = DOUBLES(n + 1);
+    work->f = DOUBLES(n);
+    work->g = DOUBLES(n);
+    work->y = DOUBLES(n);
+    work->spare = DOUBLES(n);
+    work->other = DOUBLES(n);
+    work->ordinary = DOUBLES(n);
+    work->low = DOUBLES(m);
+    work->high = DOUBLES(m);
+    work->unit = DOUBLES(m);
+    work->conflict = DOUBLES(m);
+    work->fine = DOUBLES(m);
+    work->kept = MARKS(m);
+    work->seed = MARKS(wide);
+    work->stood = MARKS(m);
+    work->before = MARKS(m);
+    walk->pinv = DOUBLES(paper * n * n);
+    walk->null = DOUBLES(paper * n * n);
+    face->Q = DOUBLES(n * n); /* last: a box does not touch them, and large memory costs when it is touched */
+    face->R = DOUBLES(n * n);
+    return pool.used;
+}
+
+FN void prepare(Work *work, const CaffnetBatch *batch, void *memory) {
+    (void)carve(work, batch->n, batch->m, (int)batch->search, memory);
+    work->t = batch->t;
+    work->norm = batch->norm;
+    work->single = (int)batch->single;
+    work->cancel = batch->cancel;
+}
+
+/* Scale the rows of sample b, if they are its own or the first; 0 where they have NaN or infinite entries. */
+FN int renew_rows(Work *work, const CaffnetBatch *batch, int64_t b, int64_t first, int sound) {
+    if (b != first && batch->A_step == 0) return sound;
+    work->ready = 0;
+    return scale_matrix(batch, b, &work->rows);
+}
+
+EXPORT int64_t NAME(caffnet_workspace)(int64_t n, int64_t m, int64_t search) {
+    Work work;
+    return (int64_t)carve(&work, n, m, (int)search, NULL) + 64;
+}
+
+EXPORT int64_t NAME(caffnet_solve)(const CaffnetBatch *batch, int64_t first, int64_t last, void *memory) {
+    Work work;
+    CaffnetProof proof;
+    int64_t bad = 0;
+    int sound = 0;
+    prepare(&work, batch, memory);
+    for (int64_t b = first; b < last; b++) {
+        if (batch->cancel && *batch->cancel) return -1;
+        sound = renew_rows(&work, batch, b, first, sound);
+        if (!sound) {
+            write_nothing(batch, b, CAFFNET_INVALID);
+            bad++;
+        } else bad += decide(batch, b, &work, &proof) >= CAFFNET_INFEASIBLE;
+    }
+    return batch->cancel && *batch->cancel ? -1 : bad;
+}
+
+EXPORT void NAME(caffnet_gradient)(const CaffnetBatch *batch, const CaffnetGradients *to, int64_t first, int64_t last, void *memory) {
+    Work work;
+    int sound = 0;
+    prepare(&work, batch, memory);
+    for (int64_t b = first; b < last; b++) {
+        sound = renew_rows(&work, batch, b, first, sound);
+        differentiate(batch, to, b, &work);
+    }
+}
+
+EXPORT void NAME(caffnet_conflict)(const CaffnetBatch *batch, int64_t sample, double *multiplier, CaffnetProof *proof,
+                                   void *memory) {
+    Work work;
+    prepare(&work, batch, memory);
+    proof->gap = proof->radius = 0.0;
+    for (int64_t i = 0; i < batch->m; i++) multiplier[i] = 0.0;
+    if (!scale_matrix(batch, sample, &work.rows)) return;
+    if (decide(batch, sample, &work, proof) != CAFFNET_INFEASIBLE) return;
+    for (Index i = 0; i < work.rows.m; i++) multiplier[i] = times_power(work.conflict[i], work.rows.exponent[i]);
+    proof->gap = times_power(proof->gap, -work.rows.shift);
+    proof->radius = times_power(proof->radius, -work.rows.shift);
+}

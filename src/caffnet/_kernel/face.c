@@ -1,0 +1,166 @@
+/* A sub-constraint as an orthogonal factorisation, A_face = R' Q, so A_face+ = Q' R^-T.
+
+   Rows are added by Gram-Schmidt (twice where cancellation asks for it) and dropped by rotations. A row that bounds
+   one output keeps a direction with one entry, so it costs no products. */
+#include "internal.h"
+
+/* q_j y */
+FN double along(const Face *face, Index j, const double *y, Index n) {
+    const double *q = face->Q + (size_t)j * (size_t)n;
+    Index unit = face->unit[j];
+    return unit >= 0 ? q[unit] * y[unit] : dot(q, y, n);
+}
+
+/* y -= amount q_j */
+FN void move(const Face *face, Index j, double amount, double *y, Index n) {
+    const double *q = face->Q + (size_t)j * (size_t)n;
+    Index unit = face->unit[j];
+    if (unit >= 0) y[unit] -= amount * q[unit];
+    else if (amount != 0.0) subtract(y, amount, q, n);
+}
+
+/* Split row i into its part d on the face and the rest z; |z|^2. */
+FN double remainder_of(const Rows *s, Index i, Face *face) {
+    Index n = s->n, k = face->k;
+    double *z = face->z, *d = face->d, *more = face->r;
+    copy(z, s->A + (size_t)i * (size_t)n, n);
+    if (k == 0) return s->squared[i];
+    for (Index j = 0; j < k; j++) d[j] = along(face, j, z, n); /* all products first: they do not wait for each other */
+    for (Index j = 0; j < k; j++) move(face, j, d[j], z, n);
+    double left = dot(z, z, n);
+    if (left < 0.5 * s->squared[i]) { /* cancellation: once more makes z orthogonal to rounding */
+        for (Index j = 0; j < k; j++) more[j] = along(face, j, z, n);
+        for (Index j = 0; j < k; j++) {
+            d[j] += more[j];
+            move(face, j, more[j], z, n);
+        }
+        left = dot(z, z, n);
+    }
+    return left;
+}
+
+/* Add the row that remainder_of has just split. */
+FN void append(const Rows *s, Face *face, Index i, Index side, double left) {
+    Index n = s->n, k = face->k, entries = 0, column = -1;
+    double length = sqrt(left), *q = face->Q + (size_t)k * (size_t)n;
+    for (Index j = 0; j < n; j++) {
+        q[j] = face->z[j] / length;
+        if (face->z[j] != 0.0) {
+            entries++;
+            column = j;
+        }
+    }
+    face->unit[k] = entries == 1 ? column : -1;
+    for (Index j = 0; j < k; j++) face->R[(size_t)j * (size_t)n + (size_t)k] = face->d[j];
+    face->R[(size_t)k * (size_t)n + (size_t)k] = length;
+    face->rows[k] = i;
+    face->sides[k] = side;
+    face->held[i] = (int8_t)side;
+    face->k = k + 1;
+}
+
+/* Add row i if it is independent of the face. */
+FN void add(const Rows *s, Face *face, Index i, Index side, double rank) {
+    if (face->k >= s->n) return;
+    double left = remainder_of(s, i, face);
+    if (left > rank * rank * s->squared[i]) append(s, face, i, side, left);
+}
+
+/* Remove the row in a slot: shift the columns of R, rotate its lines until it is triangular again. */
+FN void drop(Face *face, Index place, Index n) {
+    Index k = face->k;
+    double *R = face->R;
+    face->held[face->rows[place]] = 0;
+    for (Index c = place; c < k - 1; c++) {
+        face->rows[c] = face->rows[c + 1];
+        face->sides[c] = face->sides[c + 1];
+        face->multiplier[c] = face->multiplier[c + 1];
+    }
+    for (Index j = 0; j < k; j++) {
+        Index from = j - 1 > place ? j - 1 : place;
+        double *line = R + (size_t)j * (size_t)n;
+        for (Index c = from; c < k - 1; c++) line[c] = line[c + 1];
+    }
+    for (Index c = place; c < k - 1; c++) {
+        double *upper = R + (size_t)c * (size_t)n, *lower = upper + n;
+        double *RESTRICT first = face->Q + (size_t)c * (size_t)n, *RESTRICT second = first + n;
+        Index unit = face->unit[c];
+        if (upper[c] == 0.0) { /* orthogonal rows only change places */
+            face->unit[c] = face->unit[c + 1];
+            face->unit[c + 1] = unit;
+        } else if (lower[c] == 0.0) continue;
+        else face->unit[c] = face->unit[c + 1] = -1; /* a rotation makes full vectors of what was one entry */
+        double length = hypot(upper[c], lower[c]), cosine = upper[c] / length, sine = lower[c] / length;
+        for (Index j = c; j < k - 1; j++) {
+            double top = upper[j], bottom = lower[j];
+            upper[j] = cosine * top + sine * bottom;
+            lower[j] = cosine * bottom - sine * top;
+        }
+        for (Index j = 0; j < n; j++) {
+            double top = first[j], bottom = second[j];
+            first[j] = cosine * top + sine * bottom;
+            second[j] = cosine * bottom - sine * top;
+        }
+    }
+    face->k = k - 1;
+}
+
+/* r = R^-1 d from slot `first` on: coordinates on the q become coefficients of the rows. */
+FN void in_rows(const Face *face, Index first, const double *d, double *r, Index n) {
+    Index k = face->k;
+    for (Index j = k - 1; j >= first; j--) {
+        const double *line = face->R + (size_t)j * (size_t)n;
+        r[j] = (d[j] - dot(line + j + 1, r + j + 1, k - j - 1)) / line[j];
+    }
+}
+
+/* Move y onto the rows in slots first .. k-1, one after the other: q_j leaves the rows before j alone. */
+FN void slide(const Rows *s, const Face *face, Index first, double *y) {
+    for (Index j = first; j < face->k; j++) {
+        Index i = face->rows[j];
+        double bound = face->sides[j] > 0 ? s->high[i] : s->low[i];
+        move(face, j, (value_of(s, i, y) - bound) / face->R[(size_t)j * (size_t)s->n + (size_t)j], y, s->n);
+    }
+}
+
+/* y = A_face+ b + (I - A_face+ A_face) g, refined once. Not g - A+(A g - b), which loses b when g is far away. */
+FN void flat_point(const Rows *s, Face *face, const double *g, double *y) {
+    Index n = s->n, k = face->k;
+    double *r = face->r;
+    copy(y, g, n);
+    for (Index j = 0; j < k; j++) r[j] = along(face, j, g, n);
+    for (Index j = 0; j < k; j++) move(face, j, r[j], y, n);
+    for (Index j = 0; j < k; j++) r[j] = face->sides[j] > 0 ? s->high[face->rows[j]] : s->low[face->rows[j]];
+    for (Index j = 0; j < k; j++) { /* R' c = b */
+        const double *line = face->R + (size_t)j * (size_t)n;
+        r[j] /= line[j];
+        subtract(r + j + 1, r[j], line + j + 1, k - j - 1);
+    }
+    for (Index j = 0; j < k; j++) move(face, j, -r[j], y, n);
+    slide(s, face, 0, y);
+}
+
+FN void clear_face(const Rows *s, Face *face) {
+    for (Index i = 0; i < s->m; i++) face->held[i] = 0;
+    face->k = 0;
+}
+
+/* The face of the equalities alone; kept from sample to sample while the rows are shared. */
+FN void restart(Work *work) {
+    Rows *s = &work->rows;
+    Face *face = &work->face;
+    int same = work->ready;
+    for (Index i = 0; i < s->m && same; i++) same = work->before[i] == s->equal[i];
+    clear_face(s, face);
+    if (same) { /* what was added later has not touched the factors of the first rows */
+        face->k = work->base;
+        for (Index j = 0; j < work->base; j++) face->held[face->rows[j]] = 1;
+        return;
+    }
+    for (Index i = 0; i < s->m; i++) {
+        work->before[i] = s->equal[i];
+        if (s->equal[i] && s->squared[i] > 0.0) add(s, face, i, 1, work->t.rank);
+    }
+    work->base = face->k;
+    work->ready = 1;
+}

@@ -1,0 +1,137 @@
+/* The derivative, from the point and its rows.
+
+   On its face, y and the multipliers lambda solve [I A'; A 0] [y; lambda] = [g; b]. So an incoming gradient v gives
+
+     p = N v for f and w,   q = (A+)' v for b,   -(lambda p' + q y') for A.
+
+   With `tangent`, f gets -d instead, with d the projection of -v on the tangent cone at y: the directions in which the
+   rows that y touches allow a small step. It is the same search, on these rows with all bounds 0. */
+#include "internal.h"
+
+/* Add the gradients of row i, held at `side` with coefficients lambda and q, for a point y and a reduced gradient p. */
+FN void row_gradient(const Rows *s, Index i, int side, double lambda, double q, const double *p, const double *y,
+                     double power, const CaffnetGradients *to, int64_t b) {
+    Index exponent = s->exponent[i];
+    double *bound = side > 0 ? to->upper : to->lower;
+    int64_t step = side > 0 ? to->upper_step : to->lower_step;
+    if (bound) bound[b * step + i] += power * times_power(q, exponent);
+    if (to->A) {
+        double *A = to->A + b * to->A_step + (int64_t)i * s->n;
+        double first = power * times_power(lambda, exponent - s->shift), second = power * times_power(q, exponent - s->shift);
+        for (Index c = 0; c < s->n; c++) A[c] -= first * p[c] + second * y[c];
+    }
+}
+
+/* Whether y touches row i from below (side +1) or above (side -1), up to rounding. */
+FN int touches(const Work *work, Index i, int side, double value, double free, const int8_t *active) {
+    const Rows *s = &work->rows;
+    if (s->equal[i] || active[i] == side) return 1; /* whatever the distance: `strict` stops short of its rows */
+    double bound = side > 0 ? s->high[i] : s->low[i];
+    return fabs(value - bound) <= free + work->t.feasibility * s->size[i];
+}
+
+/* p = -(the projection of -v on the tangent cone at y), which replaces p = N v; N v stays where rounding is in the way. */
+FN void tangent(Work *work, const int8_t *active, const double *y, const double *v, double *p) {
+    Rows *s = &work->rows;
+    Index n = s->n;
+    double free = 2.0 * work->t.feasibility * largest(y, n) + work->t.underflow, *d = work->other, *back = work->spare;
+    if (s->boxed) copy(p, v, n);
+    for (Index i = 0; i < s->m; i++) {
+        double value = value_of(s, i, y);
+        int below = touches(work, i, -1, value, free, active), above = touches(work, i, 1, value, free, active);
+        if (s->boxed) {
+            Index j = s->plain[i];
+            int up = s->A[(size_t)i * (size_t)n + (size_t)j] > 0.0;
+            if (up ? above : below) p[j] = larger(p[j], 0.0);
+            if (up ? below : above) p[j] = smaller(p[j], 0.0);
+            continue;
+        }
+        work->low[i] = below ? 0.0 : -HUGE_VAL;
+        work->high[i] = above ? 0.0 : HUGE_VAL;
+    }
+    if (s->boxed) return;
+    restore_bounds(work);
+    for (Index j = 0; j < n; j++) d[j] = -v[j];
+    restart(work);
+    if (dual(work, d, back, NULL, work->t.search) < 0) return;
+    flat_point(s, &work->face, d, back);
+    if (!accepts(s, back, largest(v, n), &work->t)) {
+        slide_finely(s, &work->face, back);
+        if (!accepts(s, back, largest(v, n), &work->t)) return;
+    }
+    for (Index j = 0; j < n; j++) p[j] = -back[j];
+}
+
+/* Write p = N v, and add what the rows of the face get. */
+FN void face_gradient(Work *work, const int8_t *active, const double *y, const double *v, double *p, double power,
+                      const CaffnetGradients *to, int64_t b) {
+    Rows *s = &work->rows;
+    Face *face = &work->face;
+    Index n = s->n;
+    double *away = work->spare, *q = work->other;
+    copy(p, v, n);
+    if (s->boxed) {
+        for (Index i = 0; i < s->m; i++)
+            if (active[i] != 0) p[s->plain[i]] = 0.0;
+        for (Index i = 0; i < s->m; i++) {
+            if (active[i] == 0) continue;
+            Index j = s->plain[i];
+            double sign = s->A[(size_t)i * (size_t)n + (size_t)j];
+            row_gradient(s, i, active[i], sign * (work->g[j] - y[j]), sign * v[j], p, y, power, to, b);
+        }
+        return;
+    }
+    restart(work);
+    for (Index i = 0; i < s->m; i++)
+        if (active[i] != 0 && !s->equal[i]) add(s, face, i, active[i], work->t.rank);
+    for (Index j = 0; j < face->k; j++) face->d[j] = along(face, j, p, n);
+    for (Index j = 0; j < face->k; j++) move(face, j, face->d[j], p, n);
+    if (!to->A && !to->lower && !to->upper) return;
+    in_rows(face, 0, face->d, q, n);
+    for (Index j = 0; j < n; j++) away[j] = work->g[j] - y[j];
+    for (Index j = 0; j < face->k; j++) face->d[j] = along(face, j, away, n);
+    in_rows(face, 0, face->d, face->r, n);
+    for (Index j = 0; j < face->k; j++)
+        row_gradient(s, face->rows[j], face->sides[j], face->r[j], q[j], p, y, power, to, b);
+}
+
+/* The gradients of one sample whose rows are scaled. */
+FN void differentiate(const CaffnetBatch *batch, const CaffnetGradients *to, int64_t b, Work *work) {
+    Rows *s = &work->rows;
+    Index n = s->n;
+    int single = work->single, held = 0, numbers = 1, exponent = 0;
+    const int8_t *active = batch->active + b * batch->m;
+    const int32_t *choice = batch->choice ? batch->choice + b * n : NULL;
+    double *v = work->walk.g, *p = work->ordinary, *y = work->y, power = 1.0;
+    for (int64_t i = 0; i < batch->m && !held; i++) held = active[i] != 0;
+    int compromise = choice && n > 0 && choice[0] != 0;
+    if (!held && !compromise) { /* f itself, or no answer at all */
+        int passes = batch->status[b] <= CAFFNET_WITHIN_TOL;
+        for (Index j = 0; j < n; j++) {
+            if (to->f) store(to->f, b * n + j, passes ? load(to->v, b * to->v_step + j, single) : 0.0, single);
+            if (to->w) store(to->w, b * n + j, 0.0, single);
+        }
+        return;
+    }
+    (void)load_sample(batch, b, work);
+    for (Index j = 0; j < n; j++) {
+        v[j] = load(to->v, b * to->v_step + j, single);
+        numbers = numbers && is_finite(v[j]);
+        y[j] = times_power(load(batch->value, b * n + j, single), s->shift);
+    }
+    double top = largest(v, n);
+    if (numbers && top > 0.0 && (top > LARGEST || top < SMALLEST)) { /* linear in v: into the range that can be squared */
+        (void)frexp(top, &exponent);
+        for (Index j = 0; j < n; j++) v[j] = ldexp(v[j], -exponent);
+        power = ldexp(1.0, exponent > 1000 ? 1000 : exponent);
+    }
+    if (compromise) compromise_gradient(work, choice, y, v, p, power, to, b);
+    else face_gradient(work, active, y, v, p, power, to, b);
+    for (Index j = 0; to->w && j < n; j++) store(to->w, b * n + j, power * p[j], single);
+    if (!to->f) return;
+    if (batch->tangent && !compromise) {
+        if (numbers) tangent(work, active, y, v, p);
+        else copy(p, v, n); /* NaN passes as it is */
+    }
+    for (Index j = 0; j < n; j++) store(to->f, b * n + j, power * p[j], single);
+}

@@ -1,0 +1,157 @@
+/* Sets without a point: the least violation, and the proof that no point exists.
+
+   Rows relaxed by an amount `relax`, in units of work->unit for each row, have a common point exactly when no conflict
+   is left, and a conflict with multipliers mu ends at relax = -sum mu_i b_i / sum |mu_i| unit_i. So relax climbs from
+   conflict to conflict (Newton's method on a convex piecewise linear function: it ends after finitely many) until the
+   relaxed rows meet. With one user's unit for every row that is the least violation. With a negative start the same
+   climb finds how far inside all rows a point can be: that is what `strict` needs. */
+#include "internal.h"
+
+FN void relax_rows(Work *work, double relax) {
+    Rows *s = &work->rows;
+    for (Index i = 0; i < s->m; i++) {
+        double amount = relax * work->unit[i];
+        s->low[i] = work->low[i] - amount;
+        s->high[i] = work->high[i] + amount;
+        if (s->low[i] > s->high[i] && work->low[i] <= work->high[i]) /* drawn in beyond the middle */
+            s->low[i] = s->high[i] = work->low[i] + 0.5 * (work->high[i] - work->low[i]);
+        note_bounds(s, i);
+    }
+}
+
+/* Write the multipliers of a conflict into work->conflict, as the dual method left it, with lower halves in
+   work->fine: each correction of sum mu_i a_i towards 0 doubles the digits. */
+FN void collect_conflict(Work *work) {
+    const Rows *s = &work->rows;
+    Face *face = &work->face;
+    Index n = s->n;
+    double *mu = work->conflict, *fine = work->fine, sign = (double)face->side, top = 0.0;
+    for (Index i = 0; i < s->m; i++) mu[i] = fine[i] = 0.0;
+    (void)remainder_of(s, face->entering, face);
+    in_rows(face, 0, face->d, face->r, n);
+    for (Index j = 0; j < face->k; j++) top = larger(top, fabs(face->r[j]));
+    mu[face->entering] = sign;
+    for (Index j = 0; j < face->k; j++)
+        /* Noise has no part in the conflict; nor has a row that would pull the wrong way. */
+        if (fabs(face->r[j]) > work->t.fine_rank * larger(top, 1.0)) {
+            double m = -sign * face->r[j];
+            if (j < work->base || m * (double)face->sides[j] > 0.0) mu[face->rows[j]] = m;
+        }
+    for (int again = 0; again < 2; again++) {
+        for (Index c = 0; c < n; c++) {
+            Pair sum = {0.0, 0.0};
+            for (Index i = 0; i < s->m; i++) {
+                double a = s->A[(size_t)i * (size_t)n + (size_t)c];
+                if (mu[i] != 0.0 && a != 0.0) {
+                    sum = pair_add_product(sum, mu[i], a);
+                    sum = pair_add_product(sum, fine[i], a);
+                }
+            }
+            face->z[c] = sum.high + sum.low;
+        }
+        for (Index j = 0; j < face->k; j++) face->d[j] = along(face, j, face->z, n);
+        in_rows(face, 0, face->d, face->r, n);
+        for (Index j = 0; j < face->k; j++) {
+            Index i = face->rows[j];
+            if (mu[i] == 0.0) continue;
+            Pair sum = two_sum(mu[i], fine[i] - face->r[j]);
+            mu[i] = sum.high;
+            fine[i] = sum.low;
+        }
+    }
+}
+
+/* The relaxation that ends the conflict in work->conflict, for the bounds of the sample, and what rounding at numbers
+   of this size can hide; infinite if the rows that can give way have no part in it. */
+FN double needed_relaxation(const Work *work, double size, double *noise) {
+    Pair gap = {0.0, 0.0};
+    double weight = 0.0, terms = 0.0;
+    for (Index i = 0; i < work->rows.m; i++) {
+        double mu = work->conflict[i];
+        if (mu == 0.0) continue;
+        double bound = mu > 0.0 ? work->high[i] : work->low[i];
+        if (!is_finite(bound)) continue;
+        gap = pair_add_product(pair_add_product(gap, mu, bound), work->fine[i], bound);
+        weight += fabs(mu) * work->unit[i];
+        terms += fabs(mu) * (fabs(bound) + size);
+    }
+    *noise = work->t.feasibility * terms / weight;
+    return weight > 0.0 ? -(gap.high + gap.low) / weight : HUGE_VAL;
+}
+
+/* Check the multipliers in work->conflict against the bounds of the sample: what sum mu_i a_i can be at most, and
+   what sum mu_i b_i is at least, including the rounding of these sums themselves. */
+FN CaffnetProof prove(const Work *work) {
+    const Rows *s = &work->rows;
+    CaffnetProof proof = {0.0, 0.0};
+    Pair gap = {0.0, 0.0};
+    double residual = s->narrow ? 0x1p-900 : 0.0, size = 0.0;
+    Index n = s->n, m = s->m;
+    for (Index i = 0; i < m; i++) {
+        double mu = work->conflict[i];
+        if (mu == 0.0) continue;
+        double bound = mu > 0.0 ? work->high[i] : work->low[i];
+        if (!is_finite(bound)) { /* a bound at the wrong infinity excludes every point on its own */
+            proof.gap = -HUGE_VAL;
+            proof.radius = (mu > 0.0) == (bound < 0.0) ? HUGE_VAL : 0.0;
+            return proof;
+        }
+        gap = pair_add_product(pair_add_product(gap, mu, bound), work->fine[i], bound);
+        size += fabs(mu * bound);
+    }
+    for (Index c = 0; c < n; c++) {
+        Pair sum = {0.0, 0.0};
+        double column = 0.0;
+        for (Index i = 0; i < m; i++) {
+            double a = s->A[(size_t)i * (size_t)n + (size_t)c];
+            if (work->conflict[i] == 0.0 || a == 0.0) continue;
+            sum = pair_add_product(pair_add_product(sum, work->conflict[i], a), work->fine[i], a);
+            column += fabs(work->conflict[i] * a);
+        }
+        /* The pairs lose less than one part in 2^98; a sum of two equal terms of one sign each is exact. */
+        residual += fabs(sum.high + sum.low) + (sum.high == 0.0 && sum.low == 0.0 ? 0.0 : 0x1p-98 * column);
+    }
+    proof.gap = gap.high + gap.low + 0x1p-98 * size;
+    proof.radius = proof.gap < 0.0 ? (residual > 0.0 ? -proof.gap / residual : HUGE_VAL) : 0.0;
+    return proof;
+}
+
+/* Multipliers for a row whose own bounds exclude each other, or exclude every point; -1 if there is none. */
+FN Index impossible_row(const Work *work) {
+    for (Index i = 0; i < work->rows.m; i++) {
+        double low = work->low[i], high = work->high[i];
+        if (low > high || low == HUGE_VAL || high == -HUGE_VAL) return i;
+        if (work->rows.squared[i] == 0.0 && (low > 0.0 || high < 0.0)) return i;
+    }
+    return -1;
+}
+
+/* Find the least relaxation from `relax` on at which the rows meet, and the projection of g on them: the number of rows
+   of its face, the point in y, the bounds in work->rows relaxed. CONFLICT if relaxing does not help, because rows that
+   do not give way exclude each other. `start` marks rows to begin with, or is NULL. */
+FN Index climb(Work *work, const double *g, double *y, double *relax, const int8_t *start, double tolerance) {
+    Rows *s = &work->rows;
+    double growth = 1.0;
+    for (int round = 0; round < 200; round++) {
+        relax_rows(work, *relax);
+        restart(work);
+        Index k = dual(work, g, y, start, tolerance);
+        if (k >= 0 || (work->cancel && *work->cancel)) return k;
+        for (Index i = 0; i < s->m; i++) work->seed[i] = work->face.held[i];
+        start = work->seed;
+        if (k == CONFLICT) collect_conflict(work);
+        else /* no end within the cap: every row as it stands */
+            for (Index i = 0; i < s->m; i++) {
+                work->conflict[i] = is_finite(s->high[i]) ? 1.0 : is_finite(s->low[i]) ? -1.0 : 0.0;
+                work->fine[i] = 0.0;
+            }
+        double noise = 0.0, needed = needed_relaxation(work, largest(g, s->n) + largest(y, s->n), &noise);
+        if (needed == HUGE_VAL) return CONFLICT;
+        if (k == CONFLICT && needed > *relax + noise) *relax = needed;
+        else { /* no progress beyond rounding: a little further each time */
+            *relax += growth * noise;
+            growth *= 4.0;
+        }
+    }
+    return NOT_FOUND;
+}

@@ -1,0 +1,201 @@
+/* What the files of the kernel share. They are compiled together, as kernel.c. */
+#ifndef CAFFNET_INTERNAL_H
+#define CAFFNET_INTERNAL_H
+
+#include <math.h>
+#include <stddef.h>
+#include <string.h>
+
+#include "kernel.h"
+
+#ifdef __CUDACC__
+#define FN static __device__ inline
+#define RESTRICT __restrict__
+#else
+#define FN static inline
+#define RESTRICT restrict
+#endif
+
+typedef int32_t Index;
+
+/* Numbers between these can be squared, summed and divided without overflow or underflow. */
+#define SMALLEST 0x1p-400
+#define LARGEST 0x1p+400
+/* A bound beyond this, in a sample whose other numbers are below LARGEST, can only be a way to write "none". */
+#define NO_BOUND 0x1p+500
+
+enum { NOT_FOUND = -1, CONFLICT = -2 }; /* in place of the number of rows of a face */
+enum { REJECTED = -1 };                 /* in place of a status */
+
+/* The rows of one sample, each times a power of two so that 1 <= |a|_1 < 2. */
+typedef struct {
+    Index m, n;
+    double *A;         /* (m, n) */
+    Index *exponent;   /* (m,) the power of two */
+    double *factor;    /* (m,) the same as a number; 0 where it is out of range */
+    double *squared;   /* (m,) |a|_2^2 */
+    Index *entries;    /* (m,) how many entries of a row are looked at: n, or fewer where most are zero */
+    Index *columns;    /* (m, n / 4) which ones, where they are fewer */
+    Index *plain;      /* (m,) the output of a row that reads +-y_j, else -1 */
+    double *low, *high; /* (m,) bounds, scaled likewise; what is searched */
+    double *size;      /* (m,) the larger magnitude of the finite bounds */
+    int8_t *equal;     /* (m,) both bounds are the same */
+    Index shift;       /* f, g and the bounds are times 2^shift: 0 but for the largest and smallest numbers */
+    int boxed;         /* all rows are plain */
+    int narrow;        /* a scaled entry or bound has lost bits: the smallest numbers beside the largest */
+} Rows;
+
+/* A sub-constraint, factorised: a_{rows[j]} = sum_{i <= j} R_ij q_i with orthonormal q. */
+typedef struct {
+    Index k;
+    double *Q;          /* (n, n) one direction per line */
+    double *R;          /* (n, n) upper triangular */
+    Index *rows;        /* (n,) */
+    Index *sides;       /* (n,) */
+    double *multiplier; /* (n,) */
+    Index *unit;        /* (n,) the output where q_j is +-1 and zero elsewhere, as a bound of one output makes it, or -1 */
+    int8_t *held;       /* (m,) the side of every row */
+    double *z, *d, *r;  /* (n,) a row orthogonal to the face; its part on the q; the same as coefficients of the rows */
+    Index *violated;    /* (2 m,) rows that were violated when last looked at; PAPER: the choices */
+    Index entering, side; /* the row at which a conflict showed */
+} Face;
+
+/* The state of a depth-first search, and the best sub-constraint so far. */
+typedef struct {
+    double *f, *g;      /* (n + 1, n) f and g projected on the flat at every depth */
+    double *squared;    /* (n + 1,) the squared distance of f to the flat */
+    Index *option;      /* (n + 1,) the next choice: 2 row + (upper side) */
+    Index *last;        /* (n + 1,) the row whose direction is in Q */
+    int8_t *independent; /* (n + 1,) */
+    Index *after;       /* (m,) how many rows after this one can be chosen */
+    Index *rows, *sides; /* (n + 1,) the best */
+    double *pinv, *null; /* (n + 1, n, n) PAPER: A+ and I - A+ A at every depth */
+    Index *place;       /* (n + 1,) PAPER: the option at every depth */
+    int8_t *dependent;  /* (n + 1,) PAPER */
+    double *weight;     /* (n,) PAPER: the exponents of the rows */
+} Walk;
+
+typedef struct {
+    Rows rows;
+    Face face;
+    Walk walk;
+    double *f, *g, *y;         /* (n,) */
+    double *spare, *other;     /* (n,) */
+    double *low, *high;        /* (m,) the bounds of the sample, while rows.low and rows.high are relaxed */
+    double *unit;              /* (m,) what one unit of relaxation is in each row */
+    double *conflict, *fine;   /* (m,) multipliers that prove a set empty, and their lower halves */
+    double *ordinary;          /* (n,) the answer while `strict` looks for another */
+    int8_t *kept, *seed;       /* (m,), (max(m, n),) rows set aside */
+    int8_t *stood;             /* (m,) the rows of the ordinary answer */
+    int8_t *before;            /* (m,) the equalities whose factors are in the face */
+    Index base;                /* how many those are */
+    int ready;                 /* they are */
+    CaffnetTolerances t;
+    double norm;
+    int single;
+    const volatile int32_t *cancel;
+} Work;
+
+FN double larger(double a, double b) { return a > b ? a : b; }
+FN double smaller(double a, double b) { return a < b ? a : b; }
+FN int is_finite(double x) { return fabs(x) <= 1.7976931348623157e308; }
+
+/* The binary exponent of a number: |x| < 2^exponent, as frexp has it. */
+FN Index exponent_of(double x) {
+    uint64_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    Index exponent = (Index)(bits >> 52 & 0x7ff);
+    if (exponent > 0) return exponent - 1022;
+    int small = 0;
+    (void)frexp(x, &small);
+    return small;
+}
+
+/* 2^exponent, for |exponent| < 1000 */
+FN double power_of_two(Index exponent) {
+    uint64_t bits = (uint64_t)(exponent + 1023) << 52;
+    double x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+FN double load(const void *array, int64_t place, int single) {
+    return single ? (double)((const float *)array)[place] : ((const double *)array)[place];
+}
+
+FN void store(void *array, int64_t place, double x, int single) {
+    if (single) ((float *)array)[place] = (float)x;
+    else ((double *)array)[place] = x;
+}
+
+/* The number in the user's type. */
+FN double rounded(double x, int single) { return single ? (double)(float)x : x; }
+
+/* ---------------------------------------------------------------------------------------------- vectors */
+
+/* Sums side by side, for vector instructions; the order depends on n alone. */
+FN double dot(const double *RESTRICT a, const double *RESTRICT b, Index n) {
+    double total = 0.0;
+    Index j = 0;
+    if (n >= 8) {
+        double sum[8] = {0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0};
+        if (n >= 32) {
+            double more[8] = {0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0};
+            for (; j + 16 <= n; j += 16) {
+                for (int c = 0; c < 8; c++) sum[c] += a[j + c] * b[j + c];
+                for (int c = 0; c < 8; c++) more[c] += a[j + 8 + c] * b[j + 8 + c];
+            }
+            for (int c = 0; c < 8; c++) sum[c] += more[c];
+        }
+        for (; j + 8 <= n; j += 8)
+            for (int c = 0; c < 8; c++) sum[c] += a[j + c] * b[j + c];
+        total = ((sum[0] + sum[4]) + (sum[1] + sum[5])) + ((sum[2] + sum[6]) + (sum[3] + sum[7]));
+    }
+    for (; j < n; j++) total += a[j] * b[j];
+    return total;
+}
+
+/* |y|_1 */
+FN double sum_of_sizes(const double *y, Index n) {
+    double sum[8] = {0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0}, total = 0.0;
+    Index j = 0;
+    for (; j + 8 <= n; j += 8)
+        for (int c = 0; c < 8; c++) sum[c] += fabs(y[j + c]);
+    for (int c = 0; c < 8; c++) total += sum[c];
+    for (; j < n; j++) total += fabs(y[j]);
+    return total;
+}
+
+/* y -= amount x */
+FN void subtract(double *RESTRICT y, double amount, const double *RESTRICT x, Index n) {
+    for (Index j = 0; j < n; j++) y[j] -= amount * x[j];
+}
+
+FN void copy(double *RESTRICT to, const double *RESTRICT from, Index n) {
+    for (Index j = 0; j < n; j++) to[j] = from[j];
+}
+
+/* |y|_inf */
+FN double largest(const double *y, Index n) {
+    double most[8] = {0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0}, top = 0.0;
+    Index j = 0;
+    for (; j + 8 <= n; j += 8)
+        for (int c = 0; c < 8; c++) most[c] = fabs(y[j + c]) > most[c] ? fabs(y[j + c]) : most[c];
+    for (int c = 0; c < 8; c++) top = larger(top, most[c]);
+    for (; j < n; j++) top = larger(top, fabs(y[j]));
+    return top;
+}
+
+/* |y - f|_p, relative to the largest entry: high powers leave the range of numbers. */
+FN double distance(const double *y, const double *f, Index n, double p) {
+    double top = 0.0, total = 0.0;
+    for (Index j = 0; j < n; j++) top = larger(top, fabs(y[j] - f[j]));
+    if (p > 1e300 || top == 0.0) return top;
+    for (Index j = 0; j < n; j++) {
+        double share = fabs(y[j] - f[j]) / top;
+        total += p == 2.0 ? share * share : p == 1.0 ? share : pow(share, p);
+    }
+    return top * (p == 2.0 ? sqrt(total) : p == 1.0 ? total : pow(total, 1.0 / p));
+}
+
+#endif

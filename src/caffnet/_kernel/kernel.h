@@ -1,0 +1,83 @@
+/* The types of the kernel, and what a caller needs: one struct in, arrays out, memory from the caller.
+
+   The set of a sample is {y : lower <= A y <= upper}, f its raw output, w its null-space vector, g = f + w.
+   A sub-constraint is a choice of rows, each held at one side; `active` has +1 (upper), -1 (lower) or 0 for every row.
+   The mathematics is explained in projection.py and, step by step, in the files beside this one:
+
+     rows        scaling and the test that accepts a point
+     exact       sums and signs without rounding
+     face        a sub-constraint as an orthogonal factorisation
+     box         sets made of bounds only
+     dual        the sub-constraint of the Euclidean projection
+     walk        all sub-constraints, depth first
+     paper       the least-squares compromises of dependent rows
+     infeasible  least violation, and the proof that a set is empty
+     decide      one sample from its data to a verified answer
+     gradient    the derivative
+     entry       batches
+
+   C11 that is also valid CUDA C++: no allocation, no global state, no library but fabs, sqrt, fma, frexp, ldexp, pow.
+   Sums run in an order that depends on the length alone, so a sample has the same bits in every batch and build. */
+#ifndef CAFFNET_KERNEL_H
+#define CAFFNET_KERNEL_H
+
+#include <stdint.h>
+
+enum { CAFFNET_INSIDE, CAFFNET_PROJECTED, CAFFNET_WITHIN_TOL, CAFFNET_INFEASIBLE, CAFFNET_INVALID };
+enum { CAFFNET_FULL, CAFFNET_LITE, CAFFNET_ACTIVE, CAFFNET_PAPER };
+
+/* The numbers of tolerance.py for one number type and one n. */
+typedef struct {
+    double feasibility, search, rank, tie, underflow, margin, fine_rank, empty;
+} CaffnetTolerances;
+
+/* A batch. The data are float32 (single != 0) or float64. A step is the distance between the samples of an array in
+   elements, 0 for an array that all samples share. Field order is that of native.py. */
+typedef struct {
+    int64_t n, m, samples;
+    int64_t single;  /* the arrays below with type void are float32 */
+    int64_t search;  /* FULL, LITE, ACTIVE or PAPER */
+    int64_t strict;  /* rows must hold in exact arithmetic */
+    int64_t nearest; /* infeasible samples get the point of least violation, not NaN */
+    int64_t tangent; /* the gradient of f is projected on the tangent cone */
+    int64_t f_step, w_step, A_step, lower_step, upper_step;
+    const void *f, *w, *A, *lower, *upper; /* (B, n), (B, n) or NULL, (B, m, n), (B, m), (B, m) */
+    const char *kinds;                     /* (m,) '=' for rows that are equalities by declaration, or NULL */
+    const int8_t *start;                   /* (B, m) rows to begin with, or NULL */
+    void *value;                           /* (B, n) */
+    int8_t *status;                        /* (B,) */
+    int8_t *active;                        /* (B, m) */
+    int32_t *choice;                       /* (B, n) PAPER: 1 + 2 row + (upper side) in each slot of a compromise */
+    const volatile int32_t *cancel;        /* stop when it is not 0, or NULL */
+    double norm;                           /* the p of the distance */
+    CaffnetTolerances t;
+} CaffnetBatch;
+
+/* Gradients. Arrays that are not wanted are NULL; an array with step 0 receives the sum over the samples. */
+typedef struct {
+    const void *v;                               /* (B, n) incoming */
+    int64_t v_step;
+    void *f, *w;                                 /* (B, n) */
+    double *A, *lower, *upper;                   /* float64 whatever the data, zero at the start */
+    int64_t A_step, lower_step, upper_step;
+} CaffnetGradients;
+
+/* Why a sample has no point: sum_i multiplier_i a_i vanishes up to `residual`, sum_i multiplier_i b_i = gap < 0, in
+   exact arithmetic for the scaled rows. So no point with |y|_inf < radius = |gap| / residual satisfies the rows. */
+typedef struct {
+    double gap, radius;
+} CaffnetProof;
+
+/* Bytes of workspace for one call at a time. */
+int64_t caffnet_workspace(int64_t n, int64_t m, int64_t search);
+
+/* Answers samples first .. last-1; returns how many are INFEASIBLE or INVALID, or -1 if cancelled. */
+int64_t caffnet_solve(const CaffnetBatch *batch, int64_t first, int64_t last, void *memory);
+
+/* Adds up the gradients of samples first .. last-1 from value and active as caffnet_solve left them. */
+void caffnet_gradient(const CaffnetBatch *batch, const CaffnetGradients *to, int64_t first, int64_t last, void *memory);
+
+/* Writes the multipliers of the rows in conflict in an INFEASIBLE sample, in the user's units, (m,), and the proof. */
+void caffnet_conflict(const CaffnetBatch *batch, int64_t sample, double *multiplier, CaffnetProof *proof, void *memory);
+
+#endif

@@ -1,0 +1,281 @@
+"""Calls the kernel: loads the library, packs the arguments of kernel.h, shares a batch among threads.
+
+The library is compiled when the package is installed (hatch_build.py). A call passes one struct of addresses and
+numbers, so it costs a few microseconds; the interpreter's lock is released meanwhile.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import math
+import os
+import struct
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from caffnet import tolerance
+from caffnet._kernel import build
+from caffnet._solve.problem import Answer, Options, Problem
+from caffnet.errors import KernelError
+
+SEARCHES = {"full": 0, "lite": 1, "active": 2, "paper": 3}
+_WORTH_A_THREAD = 20_000  # numbers in A for one more thread: what is computed while a thread is woken
+_LONG = 1e9  # multiply-adds: about a second; such a call runs beside the main thread, which Ctrl-C can then stop
+
+_BATCH = struct.Struct("25q9d")
+_GRADIENTS = struct.Struct("10q")
+_PROOF = struct.Struct("2d")
+
+
+# ------------------------------------------------------------------------------------------------- the library
+
+
+@functools.cache
+def _library() -> ctypes.CDLL:
+    """The compiled kernel, checked against the C files beside it; in a clone it is compiled again when they change."""
+    path = build.LIBRARY
+    in_clone = (path.parents[3] / "pyproject.toml").exists()
+    remedy = (
+        f"Compile it with `python {build.__file__}`."
+        if in_clone
+        else "Install the package again: pip install --force-reinstall --no-deps caffnet."
+    )
+    try:
+        if in_clone and not build.is_current():
+            build.build()
+        if not build.is_current():
+            raise KernelError(f"The compiled kernel {path} is missing, or was compiled from other C files. {remedy}")
+        library = ctypes.CDLL(str(path))
+    except (OSError, AttributeError, build.BuildError) as error:
+        raise KernelError(f"The compiled kernel {path} cannot be loaded: {error}. {remedy}") from None
+    pointer = ctypes.c_void_p
+    library.caffnet_workspace.argtypes = [ctypes.c_int64] * 3
+    library.caffnet_workspace.restype = ctypes.c_int64
+    library.caffnet_solve.argtypes = [ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64, pointer]
+    library.caffnet_solve.restype = ctypes.c_int64
+    library.caffnet_gradient.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64, pointer]
+    library.caffnet_gradient.restype = None
+    library.caffnet_conflict.argtypes = [ctypes.c_char_p, ctypes.c_int64, pointer, pointer, pointer]
+    library.caffnet_conflict.restype = None
+    return library
+
+
+_own = threading.local()
+
+
+def _memory(n: int, m: int, search: int) -> int:
+    """The address of workspace that belongs to this thread."""
+    size = _workspace_size(n, m, search)
+    held = getattr(_own, "memory", None)
+    if held is None or held.numel() < size:
+        held = _own.memory = torch.empty(size, dtype=torch.uint8)
+    return (held.data_ptr() + 63) & ~63
+
+
+@functools.lru_cache(maxsize=1024)
+def _workspace_size(n: int, m: int, search: int) -> int:
+    return _library().caffnet_workspace(n, m, search)
+
+
+@functools.lru_cache(maxsize=1024)
+def _tolerances(dtype: torch.dtype, n: int) -> tuple[float, ...]:
+    """The fields of CaffnetTolerances."""
+    return (
+        tolerance.feasibility(dtype, n),
+        tolerance.search(n),
+        tolerance.rank(dtype, n),
+        tolerance.tie(dtype, n),
+        tolerance.underflow(dtype),
+        tolerance.strict_margin(dtype, n),
+        tolerance.fine_rank(n),
+        tolerance.empty(),
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def _kinds(row_kinds: str) -> tuple[bytes, int]:
+    """The kinds of the rows as characters, and their address. The caller keeps the first while the second is used."""
+    characters = row_kinds.encode()
+    return characters, ctypes.cast(characters, ctypes.c_void_p).value or 0
+
+
+# ------------------------------------------------------------------------------------------------- arrays
+
+
+def _lines(t: Tensor, core: int) -> Tensor:
+    """A tensor whose samples, ``core`` last axes each, lie one after the other or are one and the same."""
+    if t.is_neg():
+        t = t.resolve_neg()
+    if t.is_contiguous():
+        return t
+    if t.ndim > core and t.stride(0) == 0 and t[0].is_contiguous():
+        return t
+    return t.contiguous()
+
+
+def _step(t: Tensor, core: int) -> int:
+    """How far apart the samples of `_lines` are: 0 where all share one."""
+    return t.stride(0) if t.ndim > core and t.shape[0] > 1 else 0
+
+
+class _Batch:
+    """A CaffnetBatch with the tensors whose addresses it holds."""
+
+    def __init__(self, p: Problem, options: Options, answer: Answer, start: Tensor | None, cancel: ctypes.c_int32 | None):
+        f, A, lower, upper = _lines(p.f, 1), _lines(p.A, 2), _lines(p.lower, 1), _lines(p.upper, 1)
+        w = None if p.w is None else _lines(p.w, 1)
+        self.samples, self.n = f.shape
+        self.m, self.search = A.shape[-2], SEARCHES[options.search]
+        kinds, kinds_at = _kinds(p.row_kinds)
+        choice = answer.choice
+        self.kept = (f, w, A, lower, upper, kinds, start, answer, cancel)
+        self.packed = _BATCH.pack(
+            self.n,
+            self.m,
+            self.samples,
+            f.dtype is torch.float32,
+            self.search,
+            options.strict,
+            options.on_infeasible == "nearest",
+            options.gradient == "tangent",
+            _step(f, 1),
+            0 if w is None else _step(w, 1),
+            _step(A, 2),
+            _step(lower, 1),
+            _step(upper, 1),
+            f.data_ptr(),
+            0 if w is None else w.data_ptr(),
+            A.data_ptr(),
+            lower.data_ptr(),
+            upper.data_ptr(),
+            kinds_at,
+            0 if start is None else start.data_ptr(),
+            answer.value.data_ptr(),
+            answer.status.data_ptr(),
+            answer.active.data_ptr(),
+            0 if choice is None else choice.data_ptr(),
+            0 if cancel is None else ctypes.addressof(cancel),
+            options.norm,
+            *_tolerances(f.dtype, self.n),
+        )
+
+    def memory(self) -> int:
+        return _memory(self.n, self.m, self.search)
+
+
+def empty_answer(f: Tensor, m: int, search: str) -> Answer:
+    """Room for the answers of a batch."""
+    samples, n = f.shape
+    choice = torch.empty(samples, n, dtype=torch.int32) if search == "paper" else None
+    return Answer(
+        torch.empty(samples, n, dtype=f.dtype),
+        torch.empty(samples, dtype=torch.int8),
+        torch.empty(samples, m, dtype=torch.int8),
+        choice,
+    )
+
+
+# ------------------------------------------------------------------------------------------------- the calls
+
+
+def solve(problem: Problem, options: Options, start: Tensor | None = None) -> tuple[Answer, int]:
+    """Answer every sample; also returns how many are INFEASIBLE or INVALID.
+
+    Args:
+        problem: tensors on the CPU; their gradients play no part.
+        options: with a definite search.
+        start: the sides of rows to begin with, ``(B, m)``, int8.
+    """
+    answer = empty_answer(problem.f, problem.A.shape[-2], options.search)
+    long = _is_long(problem, options)
+    cancel = ctypes.c_int32(0) if long else None
+    if start is not None:
+        start = start.contiguous()
+    batch, call = _Batch(problem, options, answer, start, cancel), _library().caffnet_solve
+
+    def part(first: int, last: int) -> int:
+        return call(batch.packed, first, last, batch.memory())
+
+    counts = _in_parts(part, batch.samples, batch.m * batch.n, cancel)
+    return answer, sum(counts)
+
+
+def gradient(
+    v: Tensor, problem: Problem, answer: Answer, options: Options, wanted: tuple[bool, ...]
+) -> tuple[Tensor | None, ...]:
+    """Gradients for f, w, A, lower and upper, where `wanted`, for an incoming gradient `v`."""
+    p = problem
+    to_f = torch.empty_like(p.f, memory_format=torch.contiguous_format) if wanted[0] else None
+    to_w = torch.empty_like(to_f if to_f is not None else p.f) if wanted[1] and p.w is not None else None
+    # Sums over rows and samples are kept in double precision.
+    sums = [
+        torch.zeros(t.shape, dtype=torch.float64) if want else None
+        for t, want in zip((p.A, p.lower, p.upper), wanted[2:], strict=True)
+    ]
+    v = _lines(v, 1)
+    batch = _Batch(p, options, answer, None, None)
+    to = _GRADIENTS.pack(
+        v.data_ptr(),
+        _step(v, 1),
+        *(0 if t is None else t.data_ptr() for t in (to_f, to_w, *sums)),
+        *(0 if t is None else t.stride(0) if t.ndim > core else 0 for t, core in zip(sums, (2, 1, 1), strict=True)),
+    )
+    call = _library().caffnet_gradient
+
+    def part(first: int, last: int) -> None:
+        call(batch.packed, to, first, last, batch.memory())
+
+    # What all samples add up in one place is not for several threads.
+    summed = any(t is not None and t.ndim == core for t, core in zip(sums, (2, 1, 1), strict=True))
+    _in_parts(part, batch.samples, 0 if summed else batch.m * batch.n, None)
+    return to_f, to_w, *(None if t is None else t.to(p.f.dtype) for t in sums)
+
+
+def conflict(problem: Problem, options: Options, sample: int) -> tuple[Tensor, float, float]:
+    """Multipliers ``(m,)`` of the rows in conflict in an infeasible sample, the gap and the radius of the proof."""
+    answer = empty_answer(problem.f, problem.A.shape[-2], options.search)
+    batch = _Batch(problem, options, answer, None, None)
+    multipliers, proof = torch.zeros(batch.m, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
+    _library().caffnet_conflict(batch.packed, sample, multipliers.data_ptr(), proof.data_ptr(), batch.memory())
+    return multipliers, *proof.tolist()
+
+
+# ------------------------------------------------------------------------------------------------- threads
+
+
+def _is_long(p: Problem, options: Options) -> bool:
+    samples, n = p.f.shape
+    m = p.A.shape[-2]
+    steps = n if options.search == "active" or (p.w is None and options.norm == 2) else 2.0 ** min(m, 3 * n, 40)
+    return samples * m * n * steps > _LONG
+
+
+def _in_parts(task: Callable[[int, int], Any], samples: int, size: int, cancel: ctypes.c_int32 | None) -> list:
+    """Share the samples among as many threads as torch may use; the kernel runs without the interpreter's lock."""
+    parts = min(torch.get_num_threads(), max(samples * size // _WORTH_A_THREAD, 1), max(samples, 1))
+    if parts == 1 and cancel is None:
+        return [task(0, samples)]
+    step = max(math.ceil(samples / parts), 1)
+    edges = [(first, min(first + step, samples)) for first in range(0, samples, step)]
+    here = edges[:0] if cancel is not None else edges[:1]
+    others: list[Future] = [_pool(os.getpid()).submit(task, *edge) for edge in edges[len(here) :]]
+    try:
+        return [*(task(*edge) for edge in here), *(other.result() for other in others)]
+    except BaseException:
+        if cancel is not None:
+            cancel.value = 1
+        for other in others:
+            other.exception()
+        raise
+
+
+@functools.cache
+def _pool(process: int) -> ThreadPoolExecutor:
+    """Threads of this process: a forked child inherits the object but not its threads, and makes its own."""
+    return ThreadPoolExecutor(max_workers=os.cpu_count(), thread_name_prefix="caffnet")

@@ -1,0 +1,192 @@
+/* The rows of one sample: scaled, with the test that accepts a point.
+
+   Row i is multiplied by a power of two so that 1 <= |a_i|_1 < 2. That is exact, so the set does not change, and
+   afterwards one number says how large an error in a_i y - b_i rounding can explain:
+
+     t.feasibility * (|y|_inf + |f|_inf + |b_i|).
+
+   The numbers of a sample are brought into a range in which they can be squared, by one more power of two: `shift`. */
+#include "internal.h"
+
+/* a_i y, where zeros are not looked at. */
+FN double value_of(const Rows *s, Index i, const double *y) {
+    const double *a = s->A + (size_t)i * (size_t)s->n;
+    if (s->entries[i] == s->n) return dot(a, y, s->n);
+    const Index *columns = s->columns + (size_t)i * (size_t)(s->n / 4);
+    double total = 0.0;
+    for (Index e = 0; e < s->entries[i]; e++) total += a[columns[e]] * y[columns[e]];
+    return total;
+}
+
+/* x 2^exponent, also where 2^exponent alone is out of range. */
+FN double times_power(double x, Index exponent) {
+    return exponent > -1000 && exponent < 1000 ? x * power_of_two(exponent) : ldexp(x, exponent);
+}
+
+/* Scale row i of one sample; 0 where it has NaN or infinite entries. */
+FN int scale_row(const void *source, int64_t place, int single, Rows *s, Index i) {
+    Index n = s->n, exponent = 0;
+    double *a = s->A + (size_t)i * (size_t)n;
+    if (single)
+        for (Index j = 0; j < n; j++) a[j] = (double)((const float *)source)[place + j];
+    else copy(a, (const double *)source + place, n);
+    double size = sum_of_sizes(a, n);
+    if (!is_finite(size)) { /* NaN, infinite, or a sum that overflows */
+        for (Index j = 0; j < n; j++)
+            if (!is_finite(a[j])) return 0;
+        size = 0.0;
+        for (Index j = 0; j < n; j++) size += 0x1p-64 * fabs(a[j]);
+        exponent = -64;
+    }
+    exponent = size > 0.0 ? exponent + 1 - exponent_of(size) : 0;
+    if (exponent > -900 && exponent < 900) {
+        double factor = s->factor[i] = power_of_two(exponent);
+        for (Index j = 0; j < n; j++) a[j] *= factor;
+        size *= factor;
+    } else {
+        s->factor[i] = 0.0;
+        s->narrow = 1;
+        for (Index j = 0; j < n; j++) a[j] = ldexp(a[j], exponent);
+        size = sum_of_sizes(a, n);
+    }
+    double squared = dot(a, a, n);
+    s->exponent[i] = exponent;
+    s->squared[i] = squared;
+    s->entries[i] = n;
+    s->plain[i] = -1;
+    if (4.0 * size * size <= 1.1 * (double)n * squared) { /* with n / 4 entries, |a|_1^2 <= n / 4 |a|_2^2 */
+        Index *columns = s->columns + (size_t)i * (size_t)(n / 4), e = 0;
+        for (Index j = 0; j < n && e <= n / 4; j++)
+            if (a[j] != 0.0) {
+                if (e < n / 4) columns[e] = j;
+                e++;
+            }
+        if (e <= n / 4) s->entries[i] = e;
+    }
+    if (size == 1.0 && squared == 1.0) /* one entry, of size 1 */
+        for (Index j = 0; j < n; j++)
+            if (a[j] != 0.0) s->plain[i] = j;
+    s->boxed = s->boxed && s->plain[i] >= 0;
+    return 1;
+}
+
+FN int scale_matrix(const CaffnetBatch *batch, int64_t b, Rows *s) {
+    s->boxed = s->m > 0;
+    s->narrow = 0;
+    for (Index i = 0; i < s->m; i++)
+        if (!scale_row(batch->A, b * batch->A_step + (int64_t)i * s->n, (int)batch->single, s, i)) return 0;
+    return 1;
+}
+
+/* Find out what the bounds of a row are after scaling and relaxing; sets size and equal. */
+FN void note_bounds(Rows *s, Index i) {
+    double low = s->low[i], high = s->high[i];
+    s->size[i] = larger(is_finite(low) ? fabs(low) : 0.0, is_finite(high) ? fabs(high) : 0.0);
+    s->equal[i] = low == high;
+}
+
+FN double scale_bound(const Rows *s, Index i, double bound) {
+    double scaled = s->shift == 0 && s->factor[i] != 0.0 ? bound * s->factor[i] : ldexp(bound, s->exponent[i] + s->shift);
+    return larger(smaller(scaled, NO_BOUND), -NO_BOUND);
+}
+
+/* Scale the bounds of one sample and load f and g. INVALID for NaN or infinite data, CONFLICT if the bounds of a row
+   exclude each other (by any amount), else INSIDE. */
+FN int load_sample(const CaffnetBatch *batch, int64_t b, Work *work) {
+    Rows *s = &work->rows;
+    Index n = s->n, m = s->m;
+    int single = work->single, state = CAFFNET_INSIDE;
+    double size = 0.0;
+    for (Index j = 0; j < n; j++) {
+        double f = load(batch->f, b * batch->f_step + j, single), g = f;
+        if (batch->w) g = rounded(f + load(batch->w, b * batch->w_step + j, single), single);
+        if (!is_finite(f) || !is_finite(g)) return CAFFNET_INVALID;
+        work->f[j] = f;
+        work->g[j] = g;
+        size = larger(size, larger(fabs(f), fabs(g)));
+    }
+    s->shift = 0;
+    int huge = size > LARGEST, tiny = size < SMALLEST;
+    for (Index i = 0; i < m; i++) {
+        double low = load(batch->lower, b * batch->lower_step + i, single);
+        double high = load(batch->upper, b * batch->upper_step + i, single);
+        if (low != low || high != high) return CAFFNET_INVALID;
+        if (batch->kinds && batch->kinds[i] == '=' && !is_finite(high)) return CAFFNET_INVALID;
+        if (!(low <= high) || low > 1.7976931348623157e308 || high < -1.7976931348623157e308) state = CONFLICT;
+        s->low[i] = low;
+        s->high[i] = high;
+        if (s->squared[i] == 0.0) continue;
+        /* A demand on the size of y, in scaled units: 0 is not within the bounds. */
+        double demand = low > 0.0 && is_finite(low) ? low : high < 0.0 && is_finite(high) ? -high : 0.0;
+        if (demand > 0.0) {
+            Index top = exponent_of(demand) + s->exponent[i];
+            huge = huge || top > 400;
+            tiny = tiny && top < -400;
+        }
+    }
+    if (huge || (tiny && size > 0.0)) {
+        Index top = size > 0.0 ? exponent_of(size) : -2000;
+        for (Index i = 0; i < m; i++) {
+            double demand = s->low[i] > 0.0 ? s->low[i] : s->high[i] < 0.0 ? -s->high[i] : 0.0;
+            if (demand > 0.0 && is_finite(demand) && s->squared[i] > 0.0) {
+                Index here = exponent_of(demand) + s->exponent[i];
+                top = here > top ? here : top;
+            }
+        }
+        s->shift = -top;
+        for (Index j = 0; j < n; j++) {
+            work->f[j] = ldexp(work->f[j], s->shift);
+            work->g[j] = ldexp(work->g[j], s->shift);
+        }
+    }
+    for (Index i = 0; i < m; i++) {
+        double low = s->low[i], high = s->high[i];
+        if (is_finite(low)) low = scale_bound(s, i, low);
+        if (is_finite(high)) high = scale_bound(s, i, high);
+        if (s->squared[i] == 0.0 && state == CAFFNET_INSIDE && (low > 0.0 || high < 0.0)) state = CONFLICT;
+        s->low[i] = work->low[i] = low;
+        s->high[i] = work->high[i] = high;
+        note_bounds(s, i);
+    }
+    return state;
+}
+
+/* How far row i is exceeded at a value of a_i y; negative: room left. */
+FN double excess_of(const Rows *s, Index i, double value) { return larger(value - s->high[i], s->low[i] - value); }
+
+/* Whether every row holds up to rounding at y, when it was computed from numbers of size `start`. */
+FN int accepts(const Rows *s, const double *y, double start, const CaffnetTolerances *t) {
+    double free = t->feasibility * largest(y, s->n) + t->feasibility * start + t->underflow;
+    for (Index i = 0; i < s->m; i++)
+        if (!(excess_of(s, i, value_of(s, i, y)) <= free + t->feasibility * s->size[i])) return 0;
+    return 1;
+}
+
+/* The worth of a point y that stands on the rows `held` (or NULL): REJECTED if a row is exceeded by more than rounding
+   explains at numbers of size |y| + start, or a bound of one output at all while bounds are `firm`; WITHIN_TOL if a row
+   that is not in `held` is exceeded at all, else INSIDE. */
+FN int check(const Rows *s, const double *y, double start, const int8_t *held, int firm, const CaffnetTolerances *t) {
+    double free = t->feasibility * largest(y, s->n) + t->feasibility * start + t->underflow;
+    int state = CAFFNET_INSIDE;
+    for (Index i = 0; i < s->m; i++) {
+        double value = value_of(s, i, y), above = value - s->high[i], below = s->low[i] - value;
+        double excess = larger(above, below);
+        if (excess > 0.0) {
+            if (!(excess <= free + t->feasibility * s->size[i]) || (firm && s->plain[i] >= 0)) return REJECTED;
+            int side = above > 0.0 ? 1 : -1;
+            if (!held || (held[i] != side && !(s->equal[i] && held[i] != 0))) state = CAFFNET_WITHIN_TOL;
+        } else if (!(excess <= 0.0)) return REJECTED;
+    }
+    return state;
+}
+
+/* Put y within the rows +-y_j, exactly. */
+FN void clamp(const Rows *s, double *y) {
+    for (Index i = 0; i < s->m; i++) {
+        Index j = s->plain[i];
+        if (j < 0) continue;
+        int up = s->A[(size_t)i * (size_t)s->n + (size_t)j] > 0.0;
+        double low = up ? s->low[i] : -s->high[i], high = up ? s->high[i] : -s->low[i];
+        if (low <= high) y[j] = smaller(larger(y[j], low), high);
+    }
+}

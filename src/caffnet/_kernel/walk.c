@@ -1,0 +1,158 @@
+/* All sub-constraints, depth first: the feasible candidate nearest to f.
+
+   Candidates of a sub-constraint are at least as far from f as its flat, and flats only move away when rows are added:
+   a branch ends where dist(f, flat) passes the best distance. LITE looks at single rows and at minimal faces, which
+   have as many rows as are independent (the paper's min(m, n) rows have no feasible candidate where the rank is
+   smaller). */
+#include "internal.h"
+
+/* The order of equally good sub-constraints of one size: by rows, then by sides. */
+FN int earlier(const Index *rows, const Index *sides, const Index *other_rows, const Index *other_sides, Index size) {
+    for (Index j = 0; j < size; j++)
+        if (rows[j] != other_rows[j]) return rows[j] < other_rows[j];
+    for (Index j = 0; j < size; j++)
+        if (sides[j] != other_sides[j]) return sides[j] < other_sides[j];
+    return 0;
+}
+
+FN int can_be_chosen(const Rows *s, Index i) {
+    return !s->equal[i] && s->squared[i] > 0.0 && (s->low[i] > -HUGE_VAL || s->high[i] < HUGE_VAL);
+}
+
+/* Walk through all sub-constraints. `best` and `size` describe a candidate known before, in walk.rows. With
+   minimal >= 0 only single rows and sub-constraints of that size are candidates. Returns the size of the best one
+   beside the equalities, or n + 1 where there is none. */
+FN Index walk_all(Work *work, Index minimal, double best, Index size) {
+    const Rows *s = &work->rows;
+    Face *face = &work->face;
+    Walk *walk = &work->walk;
+    const CaffnetTolerances *t = &work->t;
+    const double *f = work->f, *g = work->g;
+    double *y = work->y, norm = work->norm;
+    Index n = s->n, m = s->m, base = face->k, top = minimal < 0 ? n - base : minimal > 1 ? minimal : 1;
+    /* The p-norm of a vector is at least this share of its length. */
+    double share = norm <= 2.0 ? 1.0 : pow((double)n, (norm > 1e300 ? 0.0 : 1.0 / norm) - 0.5);
+    double size_f = largest(f, n), margin = t->feasibility * larger(size_f, largest(g, n)), tie = 1.0 + t->tie;
+    double kept = best;
+    copy(y, f, n);
+    slide(s, face, 0, y);
+    copy(walk->f, y, n);
+    double far = distance(y, f, n, 2.0);
+    walk->squared[0] = far * far;
+    copy(y, g, n);
+    slide(s, face, 0, y);
+    copy(walk->g, y, n);
+    if (base > 0) {
+        slide(s, face, 0, y);
+        double here = distance(y, f, n, norm);
+        if (here <= best * tie && accepts(s, y, size_f, t)) {
+            best = smaller(best, here);
+            kept = here;
+            size = 0;
+        }
+    }
+    Index choices = 0, depth = 0, count = 0;
+    for (Index i = m - 1; i >= 0; i--) {
+        walk->after[i] = choices;
+        choices += can_be_chosen(s, i);
+    }
+    walk->option[0] = 0;
+    walk->last[0] = -1;
+    while (depth >= 0) {
+        if ((++count & 1023) == 0 && work->cancel && *work->cancel) return n + 1;
+        Index option = walk->option[depth];
+        if (option >= 2 * m || depth >= top) {
+            depth--;
+            continue;
+        }
+        walk->option[depth] = option + 1;
+        Index i = option >> 1, side = 2 * (option & 1) - 1;
+        double bound = side > 0 ? s->high[i] : s->low[i];
+        if (s->equal[i] || s->squared[i] == 0.0 || !is_finite(bound)) continue;
+        const double *at_f = walk->f + (size_t)depth * (size_t)n;
+        double gap = dot(s->A + (size_t)i * (size_t)n, at_f, n) - bound, reach = best * tie + margin;
+        /* The step along the flat is at least the distance to the plane of the row: often enough without a direction. */
+        if (share * sqrt(walk->squared[depth] + gap * gap / s->squared[i]) > reach) continue;
+        face->k = base + depth;
+        if (walk->last[depth] != i) {
+            walk->last[depth] = i;
+            double left = remainder_of(s, i, face);
+            walk->independent[depth] = left > t->rank * t->rank * s->squared[i];
+            if (walk->independent[depth]) append(s, face, i, side, left);
+        }
+        if (!walk->independent[depth]) continue;
+        Index k = base + depth, here = depth + 1;
+        face->k = k + 1;
+        face->sides[k] = side;
+        const double *q = face->Q + (size_t)k * (size_t)n;
+        double step = gap / face->R[(size_t)k * (size_t)n + (size_t)k], squared = walk->squared[depth] + step * step;
+        if (share * sqrt(squared) > reach) continue;
+        walk->squared[here] = squared;
+        double *next_f = walk->f + (size_t)here * (size_t)n, *next_g = walk->g + (size_t)here * (size_t)n;
+        copy(next_f, at_f, n);
+        subtract(next_f, step, q, n);
+        copy(y, walk->g + (size_t)depth * (size_t)n, n);
+        slide(s, face, k, y);
+        copy(next_g, y, n);
+        if (minimal < 0 || here == 1 || here == minimal) {
+            slide(s, face, 0, y);
+            double length = distance(y, f, n, norm);
+            if (length <= best * tie && accepts(s, y, size_f, t)) {
+                best = smaller(best, length);
+                const Index *rows = face->rows + base, *sides = face->sides + base;
+                if (kept > best * tie || here < size ||
+                    (here == size && earlier(rows, sides, walk->rows, walk->sides, here))) {
+                    kept = length;
+                    size = here;
+                    for (Index j = 0; j < here; j++) {
+                        walk->rows[j] = rows[j];
+                        walk->sides[j] = sides[j];
+                    }
+                }
+            }
+        }
+        /* LITE looks at the deepest level only: no use in a branch that has too few rows left to get there. */
+        if (here < top && (minimal < 0 || here + walk->after[i] >= minimal)) {
+            depth = here;
+            walk->option[depth] = 2 * (i + 1);
+            walk->last[depth] = -1;
+        }
+    }
+    return size;
+}
+
+/* Find the nearest candidate of FULL or LITE. The face given (of k rows, or fewer than 0) is the first bound. */
+FN Index enumerate(Work *work, Index k, int lite) {
+    const Rows *s = &work->rows;
+    Face *face = &work->face;
+    Walk *walk = &work->walk;
+    Index n = s->n, size = n + 1, minimal = -1;
+    double best = HUGE_VAL;
+    if (lite) {
+        restart(work);
+        for (Index i = 0; i < s->m; i++)
+            if (can_be_chosen(s, i)) add(s, face, i, 1, work->t.rank);
+        minimal = face->k - work->base;
+    } else if (k >= 0) {
+        flat_point(s, face, work->g, work->y);
+        if (accepts(s, work->y, largest(work->f, n), &work->t)) {
+            best = distance(work->y, work->f, n, work->norm);
+            size = k - work->base;
+            for (Index j = 0; j < size; j++) { /* in order */
+                Index row = face->rows[work->base + j], side = face->sides[work->base + j], place = j;
+                for (; place > 0 && walk->rows[place - 1] > row; place--) {
+                    walk->rows[place] = walk->rows[place - 1];
+                    walk->sides[place] = walk->sides[place - 1];
+                }
+                walk->rows[place] = row;
+                walk->sides[place] = side;
+            }
+        }
+    }
+    restart(work);
+    size = walk_all(work, minimal, best, size);
+    restart(work);
+    if (size > n) return NOT_FOUND;
+    for (Index j = 0; j < size; j++) add(s, face, walk->rows[j], walk->sides[j], work->t.rank);
+    return face->k;
+}

@@ -1,0 +1,1 @@
+"""The solver behind `caffnet.project`: problem -> run (kernel, graph or another device) -> gradient."""

@@ -1,0 +1,177 @@
+"""How an answer is differentiated.
+
+The kernel differentiates what it has solved (`run.gradient`; the formula stands in projection.py). Where a derivative is
+itself differentiated, carried forward or mapped, the answer is written as the closed form on its known face in plain
+operations (`on_face`), which torch differentiates in any mode and any number of times.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from caffnet import tolerance
+from caffnet._solve import run
+from caffnet._solve.face import dot, factor, pick_rows, product, times_power, unit_exponent
+from caffnet._solve.problem import Answer, Options, Problem
+from caffnet._solve.tracing import in_forward_mode, in_transform, is_compiling, is_concrete, no_autocast
+
+
+def answer(problem: Problem, options: Options, start: Tensor | None = None) -> Answer:
+    """Solve every sample, with the gradient attached to the value."""
+    if is_compiling():  # the operation brings its own derivative; an exported graph needs none
+        return run.solve(problem, options)
+    wanted = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in problem.tensors)
+    in_plain = in_forward_mode() or in_transform()
+    if not (wanted or in_plain):
+        return run.solve(problem, options, start)
+    with torch.no_grad():
+        detached = problem.replace_tensors(*(None if t is None else t.detach() for t in problem.tensors))  # pyright: ignore
+        found = run.solve(detached, options, start)
+    value = on_face(problem, found, options) if in_plain else _Solved.apply(*problem.tensors, problem, found, options)
+    return Answer(value, found.status, found.active, found.choice)
+
+
+class _Solved(torch.autograd.Function):
+    """The value that the kernel found, differentiated by the kernel; by `on_face` where that is differentiated again."""
+
+    @staticmethod
+    def forward(ctx: Any, f: Tensor, w: Any, A: Tensor, lower: Tensor, upper: Tensor, *more: Any) -> Tensor:
+        ctx.problem, ctx.answer, ctx.options = more
+        ctx.save_for_backward(f, w, A, lower, upper)
+        return ctx.answer.value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *incoming: Tensor):
+        (v,) = incoming
+        problem = ctx.problem.replace_tensors(*ctx.saved_tensors)
+        wanted = ctx.needs_input_grad[:5]
+        if not torch.is_grad_enabled() and is_concrete(v) and not in_transform():
+            found: Sequence[Tensor | None] = run.gradient(v, problem, ctx.answer, ctx.options, wanted)
+        else:
+            found = _again(problem, ctx.answer, ctx.options, wanted, v)
+        return *(t if want else None for t, want in zip(found, wanted, strict=True)), None, None, None
+
+
+def _again(
+    problem: Problem, found: Answer, options: Options, wanted: Sequence[bool], v: Tensor
+) -> list[Tensor | None]:
+    """The gradients of `on_face`, differentiable in their turn where that is asked for."""
+    create = torch.is_grad_enabled()
+    with torch.enable_grad():
+        # Views: two inputs may be one tensor, or depend on each other, and each is asked for its own part only.
+        own: list[Any] = [None if t is None else t.view_as(t) for t in problem.tensors]
+        inputs = [t for t, want in zip(own, wanted, strict=True) if want]
+        value = on_face(problem.replace_tensors(*own), found, options)
+        slopes = iter(torch.autograd.grad(value, inputs, v, create_graph=create, allow_unused=True))
+    return [next(slopes) if want else None for want in wanted]
+
+
+# ------------------------------------------------------------------------------------------------- the closed form
+
+
+def on_face(problem: Problem, found: Answer, options: Options) -> Tensor:
+    """The value as ``A_γ⁺ b_γ + (I - A_γ⁺ A_γ)(f + w)`` in plain operations, on the face that was found."""
+    with no_autocast(problem.f.device.type):
+        return _on_face(problem, found, options)
+
+
+def _on_face(p: Problem, found: Answer, options: Options) -> Tensor:
+    rows, sides = _slots(p, found)
+    # A sample lies on a flat if it has one; an accepted f and a sample without an answer have none.
+    moved = (sides != 0).any(-1, keepdim=True) & found.value.isfinite().all(-1, keepdim=True)
+    used = (sides != 0) & moved
+    A = pick_rows(p.A, rows)
+    exponent = unit_exponent(A.detach())
+    A = torch.where(used.unsqueeze(-1), times_power(A, exponent.unsqueeze(-1)), 0.0)
+    lower, upper = (t.expand(p.f.shape[0], t.shape[-1]).gather(-1, rows) for t in (p.lower, p.upper))
+    bound = times_power(torch.where(sides > 0, upper, lower), exponent)
+    bound = torch.where(used & bound.isfinite(), bound, 0.0)
+    # Samples that lie on no flat take no part: zeros in, zeros out.
+    f, w = torch.where(moved, p.f, 0.0), None if p.w is None else torch.where(moved, p.w, 0.0)
+    tangent = options.gradient == "tangent"
+    g = f.detach() if tangent else f
+    g = g if w is None else g + w
+    pinv = factor(A, used, exponent=exponent if found.choice is not None else None).pinv
+    y = product(pinv, bound) + (g - product(pinv, product(A, g)))
+    y = y + (torch.where(moved, found.value, 0.0) - y).detach()
+    if tangent:
+        y = y + _Inward.apply(f, *_cone(p, found, moved), p.row_kinds, options)
+    unchanged = (found.value == p.f).all(-1, keepdim=True)
+    return torch.where(moved, y, torch.where(unchanged, p.f, found.value))
+
+
+def _slots(p: Problem, found: Answer) -> tuple[Tensor, Tensor]:
+    """The rows of each face and their sides, ``(B, k)``; side 0 in empty slots."""
+    active = found.active
+    n, m = p.f.shape[-1], active.shape[-1]
+    slots = min(n, m)
+    if is_concrete(active) and not in_transform():
+        slots = int((active != 0).sum(-1).amax()) if active.numel() else 0
+    rows = (active == 0).to(torch.int8).argsort(dim=-1, stable=True)[..., :slots]
+    sides = active.gather(-1, rows)
+    rows = torch.where(sides != 0, rows, 0)
+    if found.choice is None:
+        return rows, sides
+    code = found.choice.long() - 1
+    chosen, side = torch.where(code >= 0, code // 2, 0), torch.where(code >= 0, 2 * (code % 2) - 1, 0)
+    width = max(slots, n)
+    rows, sides = (torch.nn.functional.pad(t.long(), (0, width - slots)) for t in (rows, sides))
+    chosen, side = (torch.nn.functional.pad(t, (0, width - n)) for t in (chosen, side))
+    compromise = found.choice[:, :1] != 0
+    return torch.where(compromise, chosen, rows), torch.where(compromise, side, sides)
+
+
+# ------------------------------------------------------------------------------------------------- the tangent
+
+
+def _cone(p: Problem, found: Answer, here: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The tangent cone of the set at the value: A and the bounds, 0 at the rows that the value touches."""
+    A, lower, upper = (t.detach() for t in (p.A, p.lower, p.upper))
+    # A sample without an answer may have NaN in its rows.
+    A = torch.where(here.unsqueeze(-1), A, 0.0) if A.ndim == 3 else A.nan_to_num(0.0, 0.0, 0.0)
+    y = torch.where(here, found.value, 0.0)
+    exponent = unit_exponent(A)
+    scaled = times_power(A, exponent.unsqueeze(-1))
+    lower, upper = times_power(lower, exponent), times_power(upper, exponent)
+    value = dot(scaled, y.unsqueeze(-2))
+    n = y.shape[-1]
+    share = tolerance.feasibility(y.dtype, n)
+    size = torch.maximum(*(torch.where(t.isfinite(), t.abs(), 0.0) for t in (lower, upper)))
+    largest = y.abs().amax(-1, keepdim=True) if n else y.new_zeros(*y.shape[:-1], 1)
+    allowed = 2 * share * largest + share * size + tolerance.underflow(y.dtype)
+    equal = lower == upper
+    # The rows of γ are active whatever the distance: `strict` stops short of them.
+    below = equal | ((value - lower).abs() <= allowed) | (found.active < 0)
+    above = equal | ((value - upper).abs() <= allowed) | (found.active > 0)
+    zero = torch.zeros_like(value)
+    return A, torch.where(below, zero, -math.inf), torch.where(above, zero, math.inf)
+
+
+class _Inward(torch.autograd.Function):
+    """Zero, with the tangent gradient: ``-d`` with ``d`` the projection of ``-v`` on the cone."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(f: Tensor, A: Tensor, lower: Tensor, upper: Tensor, row_kinds: str, options: Options) -> Tensor:
+        return torch.zeros_like(f)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
+        _, A, lower, upper, ctx.row_kinds, _ = inputs
+        ctx.save_for_backward(A, lower, upper)
+
+    @staticmethod
+    def backward(ctx: Any, *incoming: Tensor):
+        (v,) = incoming
+        known = v.isfinite().all(-1, keepdim=True)
+        goal = torch.where(known, -v, 0.0)
+        # The kinds of the rows are those of the cone, which the numbers tell.
+        problem = Problem(goal, None, *ctx.saved_tensors, "B" * len(ctx.row_kinds), None, (goal.shape[0],))
+        step = answer(problem, Options(search="active", on_infeasible="nearest")).value
+        return torch.where(known, -step, v), None, None, None, None, None

@@ -1,0 +1,263 @@
+"""The search in plain operations, for graphs that must hold no opaque call: every sub-constraint is a candidate.
+
+`full` lists the complete set Γ: every choice of linearly independent rows, each at one of its sides, equalities in each.
+`lite` lists single rows and minimal faces, which have as many rows as are independent. The list depends on the shape of
+the problem alone; the numbers enter as plain arithmetic. Nothing can raise in a graph: a sample without an answer is NaN.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from caffnet import tolerance
+from caffnet._solve.face import factor, pick_rows, product, times_power, unit_exponent
+from caffnet._solve.prepare import count_subsets, subset_sizes
+from caffnet._solve.problem import Answer, Options, Problem, Status
+from caffnet._solve.tracing import remember
+from caffnet.constraints import BOTH, EQUAL, FREE, UPPER
+from caffnet.errors import BudgetError, ConstraintError
+
+_COPIES = 256  # bytes that a runtime needs to load and run a candidate, over the numbers in it: measured
+
+
+class _Rows(NamedTuple):
+    """Scaled rows: A ``(m, n)`` or ``(B, m, n)``, bounds ``(B, m)``."""
+
+    A: Tensor
+    lower: Tensor
+    upper: Tensor
+
+
+def check_search(row_kinds: str, n: int, options: Options) -> str:
+    """The search of an exported graph.
+
+    Raises:
+        ConstraintError: it cannot be exported.
+        BudgetError: the graph would be too large.
+    """
+    search = "full" if options.search == "auto" else options.search
+    if search not in ("full", "lite"):
+        raise ConstraintError(
+            f'search={search!r} cannot be exported as plain operations: use search="full" or "lite" for a set of few '
+            "rows, or keep the layer in Python."
+        )
+    sizes = subset_sizes(row_kinds, n, search == "lite")
+    count, k = count_subsets(row_kinds, sizes), row_kinds.count(EQUAL) + max(sizes, default=0)
+    needed = count * n * (n + k + len(row_kinds)) * 8 * _COPIES
+    if needed > options.budget:
+        raise BudgetError(
+            f"The exported graph would hold {count:.3g} sub-constraints and need about {needed / 2**20:.3g} MiB; the "
+            f"budget is {options.budget / 2**20:.3g} MiB. Keep the layer in Python, use fewer rows, or raise budget="
+            " (bytes)."
+        )
+    return search
+
+
+def solve(problem: Problem, options: Options) -> Answer:
+    """Answer every sample; the gradient of an exported graph is not a matter of it."""
+    p = problem
+    samples, n = p.f.shape
+    m = p.A.shape[-2]
+    exponent = unit_exponent(p.A)
+    lower, upper = (times_power(t.expand(samples, m), exponent) for t in (p.lower, p.upper))
+    rows = _Rows(times_power(p.A, exponent.unsqueeze(-1)), lower, upper)
+    f, g = p.f, p.f if p.w is None else p.f + p.w
+    inside = _accepts(rows, f, f) & _within_box(rows, f)
+    chosen, sides, found = _choose(rows, p.row_kinds, options, f, g)
+    y = _polish(rows, chosen, sides, p.row_kinds, g)
+    good = found & _accepts(rows, y, g)
+    status = torch.where(inside, Status.INSIDE, torch.where(good, Status.PROJECTED, Status.INFEASIBLE))
+    value = torch.where(inside.unsqueeze(-1), f, torch.where(good.unsqueeze(-1), y, math.nan))
+    active = torch.zeros(samples, m, dtype=torch.int8, device=f.device)
+    active = active.scatter_add(-1, chosen, sides) if chosen.shape[-1] else active
+    held = good & ~inside
+    return Answer(value, status.to(torch.int8), torch.where(held.unsqueeze(-1), active, 0))
+
+
+# ------------------------------------------------------------------------------------------------- the list
+
+
+@remember
+def _list_subsets(row_kinds: str, sizes: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """Rows and sides ``(K, k)`` of all sub-constraints: equalities first, then the chosen rows; 0 in empty slots."""
+    count = count_subsets(row_kinds, sizes)
+    equalities = [i for i, kind in enumerate(row_kinds) if kind == EQUAL]
+    slots = len(equalities) + max(sizes, default=0)
+    free = np.array([row for row, kind in enumerate(row_kinds) if kind not in (EQUAL, FREE)], dtype=np.int64)
+    two_sided = np.array([kind == BOTH for kind in row_kinds], dtype=bool)
+    first_sign = np.array([1 if kind == UPPER else -1 for kind in row_kinds], dtype=np.int8)
+    rows, signs = np.zeros((count, slots), dtype=np.int64), np.zeros((count, slots), dtype=np.int8)
+    rows[:, : len(equalities)] = equalities
+    signs[:, : len(equalities)] = 1
+    place = 0
+    for k in sizes:
+        combinations = itertools.combinations(free, k)
+        total = math.comb(len(free), k) * k
+        chosen = np.fromiter(itertools.chain.from_iterable(combinations), np.int64, total)
+        chosen = chosen.reshape(-1, k) if k else np.zeros((1, 0), dtype=np.int64)
+        sign = first_sign[chosen]
+        for slot in range(k):  # a two-sided row takes part twice: once at each side
+            twice = two_sided[chosen[:, slot]]
+            copies = np.repeat(np.arange(len(chosen)), 1 + twice)
+            second = np.zeros(len(copies), dtype=bool)
+            second[1:] = copies[1:] == copies[:-1]
+            chosen, sign = chosen[copies], sign[copies]
+            sign[second, slot] = 1
+        part = slice(place, place + len(chosen))
+        rows[part, len(equalities) : len(equalities) + k] = chosen
+        signs[part, len(equalities) : len(equalities) + k] = sign
+        place = part.stop
+    return rows, signs
+
+
+# ------------------------------------------------------------------------------------------------- the candidates
+
+
+def _choose(rows: _Rows, row_kinds: str, options: Options, f: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Per sample the rows ``(B, k)`` and sides of the nearest feasible candidate, and whether there is one, ``(B,)``."""
+    n, m = rows.A.shape[-1], rows.A.shape[-2]
+    lite = options.search == "lite"
+    # While a graph is traced no rank is known: minimal faces of every size are listed, and the size decides in it.
+    sizes = subset_sizes(row_kinds, n, lite=False)
+    listed, signs = (torch.from_numpy(t).to(f.device) for t in _list_subsets(row_kinds, sizes))
+    equalities, total = row_kinds.count(EQUAL), listed.shape[0]
+    if total == 0:
+        return f.new_zeros(f.shape[0], 0).long(), f.new_zeros(f.shape[0], 0).to(torch.int8), f.new_zeros(f.shape[0]).bool()
+    chosen = rows.A[..., listed.reshape(-1), :].reshape(*rows.A.shape[:-2], *listed.shape, n)
+    face = factor(chosen, (signs != 0).expand(chosen.shape[:-1]), equalities)
+    bounds = torch.cat([rows.lower, rows.upper], -1)  # (B, 2m): the side picks the half
+    place = listed + m * (signs >= 0)
+    target = bounds[:, place.reshape(-1)].reshape(f.shape[0], *place.shape)  # b_γ, (B, K, k)
+    finite = target.abs() < math.inf
+    known = (finite | ~face.used).all(-1)
+    target = torch.where(finite, target, 0.0)
+    # One letter for the sample where the faces have one: a shared A is never copied for the batch.
+    each = "b" if face.pinv.ndim == 4 else ""
+    y = torch.einsum(f"{each}knr,bkr->bkn", face.pinv, target) + torch.einsum(f"{each}kni,bi->bkn", face.null, g)
+    # Rounding leaves eps |g| of g in the directions that the rows fix; far away that would look like a violation.
+    left = torch.einsum(f"{each}krn,bkn->bkr", face.rows, y) - torch.where(face.used, target, 0.0)
+    y = y - torch.einsum(f"{each}knr,bkr->bkn", face.pinv, left)
+    value = y @ rows.A.mT  # (B, K, m)
+    share = tolerance.feasibility(f.dtype, n)
+    above = value - (rows.upper + share * rows.upper.abs()).unsqueeze(1)
+    below = (rows.lower - share * rows.lower.abs()).unsqueeze(1) - value
+    worst = torch.maximum(above, below).amax(-1)
+    allowed = share * (_largest(y) + _largest(f).unsqueeze(1)).squeeze(-1) + tolerance.underflow(f.dtype)
+    valid = (worst <= allowed) & known & face.independent
+    if lite:
+        size = (signs[:, equalities:] != 0).sum(-1)
+        valid = valid & ((size <= 1) | (size == _independent_rows(rows, row_kinds).unsqueeze(-1)))
+    lengths = torch.where(valid, _distance(y - f.unsqueeze(1), options.norm), math.inf)
+    # The first candidate whose distance is the smallest up to rounding: never an argmin, which is free to choose
+    # among equals and answers 0 when every entry is infinite.
+    best = lengths.amin(-1)
+    limit = best * (1 + tolerance.tie(f.dtype, n))
+    order = torch.arange(total, device=f.device)
+    winner = torch.where(lengths <= limit.unsqueeze(-1), order, total - 1).amin(-1)
+    used = face.used[winner] if face.used.ndim == 2 else _pick(face.used, winner)
+    return listed[winner], torch.where(used, signs[winner], 0), best < math.inf
+
+
+def _pick(t: Tensor, winner: Tensor) -> Tensor:
+    return t.gather(1, winner[:, None, None].expand(-1, 1, t.shape[-1])).squeeze(1)
+
+
+def _independent_rows(rows: _Rows, row_kinds: str) -> Tensor:
+    """How many rows (beside equalities) are independent: a number or ``(B,)``."""
+    chosen = [[i for i, kind in enumerate(row_kinds) if kind == EQUAL]]
+    chosen.append(chosen[0] + [i for i, kind in enumerate(row_kinds) if kind not in (EQUAL, FREE)])
+    ranks = []
+    for some in chosen:
+        A = rows.A[..., some, :]
+        filled = torch.ones(A.shape[:-1], dtype=torch.bool, device=A.device)
+        ranks.append(factor(A, filled, len(some)).used.sum(-1) if some else filled.sum(-1))
+    return ranks[1] - ranks[0]
+
+
+def _polish(rows: _Rows, chosen: Tensor, sides: Tensor, row_kinds: str, g: Tensor) -> Tensor:
+    """The closed form on the chosen rows, refined once, within plain bounds where that keeps the other rows.
+
+    A vertex at the origin comes out as rounding noise, which no relative tolerance accepts: it is set to zero.
+    """
+    A = pick_rows(rows.A, chosen) * (sides != 0).unsqueeze(-1)
+    pinv = factor(A, sides != 0, row_kinds.count(EQUAL)).pinv
+    bound = torch.where(sides > 0, rows.upper.gather(-1, chosen), rows.lower.gather(-1, chosen))
+    bound = torch.where((sides != 0) & bound.isfinite(), bound, 0.0)
+    y = product(pinv, bound) + (g - product(pinv, product(A, g)))
+    y = y - product(pinv, product(A, y) - bound)
+    accepted = _accepts(rows, y, y)
+    clamped = _clamp(rows, y)
+    keeps = _accepts(rows, clamped, clamped)
+    y = torch.where((keeps | ~accepted).unsqueeze(-1), clamped, y)
+    noise = (_largest(y) <= tolerance.feasibility(y.dtype, y.shape[-1]) * _largest(g)).squeeze(-1)
+    zero = torch.zeros_like(y)
+    snap = noise & ~(accepted | keeps) & _accepts(rows, zero, zero)
+    return torch.where(snap.unsqueeze(-1), zero, y)
+
+
+# ------------------------------------------------------------------------------------------------- tests of a point
+
+
+def _accepts(rows: _Rows, y: Tensor, start: Tensor) -> Tensor:
+    """Whether `y`, computed from `start`, satisfies every row up to rounding, ``(B,)``."""
+    share = tolerance.feasibility(y.dtype, y.shape[-1])
+    value = y @ rows.A.mT if rows.A.ndim == 2 else (rows.A @ y.unsqueeze(-1)).squeeze(-1)
+    excess = torch.maximum(value - rows.upper, rows.lower - value)
+    bound = torch.maximum(*(torch.where(t.abs() < math.inf, t.abs(), 0.0) for t in (rows.lower, rows.upper)))
+    allowed = share * _largest(y) + share * _largest(start) + share * bound + tolerance.underflow(y.dtype)
+    return (excess <= allowed).all(-1)
+
+
+def _clamp(rows: _Rows, y: Tensor) -> Tensor:
+    """`y` moved into its plain bounds, where they do not cross."""
+    low, high = _box_limits(rows)
+    return torch.where(low <= high, torch.minimum(torch.maximum(y, low), high), y)
+
+
+def _within_box(rows: _Rows, y: Tensor) -> Tensor:
+    """Whether rows of the form ``± y_j`` hold exactly, ``(B,)``."""
+    low, high = _box_limits(rows)
+    return ((low > high) | ((low <= y) & (y <= high))).all(-1)
+
+
+def _box_limits(rows: _Rows) -> tuple[Tensor, Tensor]:
+    """The bounds that rows of the form ``± y_j`` put on the outputs, ``(B, n)`` each."""
+    samples, m, n = rows.lower.shape[0], rows.A.shape[-2], rows.A.shape[-1]
+    low, high = rows.lower.new_full((samples, n), -math.inf), rows.lower.new_full((samples, n), math.inf)
+    if m == 0 or n == 0:
+        return low, high
+    size = rows.A.abs()
+    top, column = size.max(-1)
+    plain = (top == 1) & (size.sum(-1) == 1)
+    sign = rows.A.gather(-1, column.unsqueeze(-1)).squeeze(-1)
+    lower = torch.where(sign > 0, rows.lower, -rows.upper)
+    upper = torch.where(sign > 0, rows.upper, -rows.lower)
+    column = column.expand(samples, m)
+    low = low.scatter_reduce(-1, column, torch.where(plain, lower, -math.inf), "amax")
+    high = high.scatter_reduce(-1, column, torch.where(plain, upper, math.inf), "amin")
+    return low, high
+
+
+def _largest(y: Tensor) -> Tensor:
+    """``|y|_inf`` with its axis kept."""
+    return y.abs().amax(-1, keepdim=True) if y.shape[-1] else y.new_zeros(*y.shape[:-1], 1)
+
+
+def _distance(difference: Tensor, norm: float) -> Tensor:
+    """The p-norm over the last axis, safe from overflow."""
+    size = difference.abs()
+    top = size.amax(-1)
+    if norm == math.inf:
+        return top
+    if norm == 1:
+        return size.sum(-1)
+    unit = torch.where(top > 0, top, 1.0)
+    ratio = size / unit.unsqueeze(-1)
+    total = (ratio * ratio).sum(-1).sqrt() if norm == 2 else ratio.pow(norm).sum(-1).pow(1 / norm)
+    return unit * torch.where(top > 0, total, 0.0)

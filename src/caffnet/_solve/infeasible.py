@@ -1,0 +1,145 @@
+"""What is said about samples without an answer: NaN or infinite data, and sets that are empty, with their proof.
+
+Farkas' lemma: if numbers ``μ_i`` (positive: for the upper bound of row ``i``, negative: for the lower) make the left
+side of
+
+    Σ μ_i a_i y  <=  Σ μ_i b_i,    b_i the bound that the sign of μ_i selects,
+
+vanish for every ``y`` while the right side is negative, then no ``y`` satisfies all rows. The kernel finds such numbers
+and checks both sums with bounds on their own rounding. Where the left side is not exactly zero but ``r y``, no point with
+``|y|_inf < |gap| / |r|_1`` satisfies the rows: that radius is at least 1 / eps times the size of the data.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from caffnet._kernel import native
+from caffnet._solve.problem import Answer, Options, Problem, Status
+from caffnet.errors import ConstraintError, InfeasibleError
+
+_EXPLAINED = 5  # samples; nobody reads a thousand
+_NAMED = 10  # rows of one conflict
+
+
+@dataclasses.dataclass(frozen=True)
+class Conflict:
+    """Rows that exclude each other: as few as possible, those with the largest multiplier first.
+
+    Attributes:
+        rows: their indices.
+        names: their labels.
+        multipliers: one per row; positive for its upper bound, negative for its lower; ``Σ μ_i a_i = 0`` and
+            ``Σ |μ_i| = 1``.
+        gap: ``Σ μ_i b_i``, negative: by how much the weighted rows miss each other.
+        radius: no point with ``|y|_inf`` below it satisfies the rows; infinite if ``Σ μ_i a_i`` is exactly zero.
+        proven: both facts hold in exact arithmetic.
+    """
+
+    rows: tuple[int, ...]
+    names: tuple[str, ...]
+    multipliers: tuple[float, ...]
+    gap: float
+    radius: float
+    proven: bool
+
+    def __str__(self) -> str:
+        parts = [
+            f"{name} ({'upper' if mu > 0 else 'lower'} bound, multiplier {abs(mu):.4g})"
+            for name, mu in zip(self.names, self.multipliers, strict=True)
+        ]
+        more = f", ... and {len(parts) - _NAMED} more rows" if len(parts) > _NAMED else ""
+        return f"{', '.join(parts[:_NAMED])}{more}: together they miss by {-self.gap:.4g}"
+
+
+def report(problem: Problem, answer: Answer, options: Options) -> None:
+    """Raise for the samples without an answer, if that is asked for.
+
+    Raises:
+        ConstraintError: data are NaN or infinite.
+        InfeasibleError: no point satisfies the rows of a sample.
+    """
+    if options.on_infeasible != "raise":
+        return
+    if (answer.status == Status.INVALID).any():
+        raise _invalid(problem)
+    lost = (answer.status == Status.INFEASIBLE).nonzero().squeeze(-1).tolist()
+    samples = [sample_index(i, problem.batch_shape) for i in lost]
+    conflicts = [explain(problem, options, i) for i in lost[:_EXPLAINED]]
+    lines = [f"  sample {index or '()'}: {conflict}" for index, conflict in zip(samples, conflicts, strict=False)]
+    more = f"\n  ... and {len(samples) - len(conflicts)} more" if len(samples) > len(conflicts) else ""
+    raise InfeasibleError(
+        f"No point satisfies the constraints of {len(samples)} of {problem.f.shape[0]} samples:\n"
+        + "\n".join(lines)
+        + more
+        + '\nRelax one of the named rows, or pass on_infeasible="nearest" (least violation) or "nan".',
+        samples,
+        conflicts,
+    )
+
+
+def explain(problem: Problem, options: Options, sample: int) -> Conflict:
+    """The rows in conflict in one infeasible sample."""
+    multipliers, gap, radius = native.conflict(problem, options, sample)
+    weights = multipliers.tolist()
+    rows = sorted((i for i, mu in enumerate(weights) if mu), key=lambda i: -abs(weights[i]))
+    lower, upper = (t if t.ndim == 1 else t[sample] for t in (problem.lower, problem.upper))
+    if len(rows) == 1:
+        i = rows[0]
+        low, high = float(lower[i]), float(upper[i])
+        if low > high and math.isfinite(low) and math.isfinite(high):  # its own bounds exclude each other
+            rows, weights, gap = [i, i], [0.5, -0.5], (high - low) / 2
+            return Conflict((i, i), (problem.names[i],) * 2, (0.5, -0.5), gap, radius, True)
+        sign = 1.0 if high < 0 else -1.0
+        return Conflict((i,), (problem.names[i],), (sign,), high if sign > 0 else -low, radius, True)
+    total = math.fsum(abs(weights[i]) for i in rows)
+    return Conflict(
+        tuple(rows),
+        tuple(problem.names[i] for i in rows),
+        tuple(weights[i] / total for i in rows),
+        gap / total if total else gap,
+        radius,
+        radius > 0,
+    )
+
+
+def _invalid(p: Problem) -> ConstraintError:
+    """The error for NaN or infinite data, with the place of the first."""
+    equality = torch.tensor([kind == "=" for kind in p.row_kinds], dtype=torch.bool)
+    bad: dict[str, Tensor] = {
+        "f": ~p.f.isfinite(),
+        "A": ~p.A.isfinite(),
+        "lower": p.lower.isnan(),
+        "upper": p.upper.isnan() | (p.upper.isinf() & equality),
+    }
+    if p.w is not None:
+        bad["w"] = ~p.w.isfinite() | ~(p.f + p.w).isfinite()
+    name, mask = next((name, mask) for name, mask in bad.items() if mask.any())
+    place = mask.nonzero()[0].tolist()
+    number = getattr(p, name)[tuple(place)].item()
+    return ConstraintError(
+        f"{name} must be finite, got {number} {_where(p, name, place)}. "
+        'Find out where it comes from, or pass on_infeasible="nan" to mark such samples INVALID and go on.'
+    )
+
+
+def _where(p: Problem, name: str, place: Sequence[int]) -> str:
+    """Names an entry in the user's own indices."""
+    core = place[-2:] if name == "A" else place[-1:]
+    row = f" ({p.names[core[0]]})" if name in ("A", "lower", "upper") else ""
+    sample = sample_index(place[0], p.batch_shape) if len(place) > len(core) else ()
+    return f"at {name}[{', '.join(map(str, (*sample, *core)))}]{row}"
+
+
+def sample_index(flat: int, shape: Sequence[int]) -> tuple[int, ...]:
+    """The place of a sample in the user's batch axes."""
+    index = []
+    for size in reversed(shape):
+        index.append(flat % size)
+        flat //= size
+    return tuple(reversed(index))

@@ -1,0 +1,151 @@
+"""What can be settled before the outputs are known: which search runs, and whether it fits into the budget."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from caffnet._solve.problem import DEFAULT_BUDGET, check_options
+from caffnet._solve.tracing import is_compiling, is_concrete, remember
+from caffnet.constraints import BOTH, EQUAL, FREE, LOWER, UPPER, AffineSet
+from caffnet.errors import BudgetError, ConstraintError
+
+# `auto` looks at every sub-constraint while that is cheaper than a few active-set steps: multiply-adds per sample.
+_CHEAP = 200_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    """A set with its search chosen. Use it wherever an `AffineSet` is expected.
+
+    Attributes:
+        set: the set itself.
+        search: the search that will run: ``"full"``, ``"lite"``, ``"active"`` or ``"paper"``.
+    """
+
+    set: AffineSet
+    search: str
+
+    def __getitem__(self, index: Any) -> Prepared:
+        """The prepared sets at these places of the batch."""
+        return Prepared(self.set[index], self.search)
+
+    def with_bounds(self, lower: Tensor | None = None, upper: Tensor | None = None) -> Prepared:
+        """The same rows with other bounds ``(..., m)``.
+
+        For bounds that depend on the input while `A` does not: ``x -> ready.with_bounds(upper=b(x))``. A bound that is
+        left out stays; an equality takes whichever is given for both. Sides that were infinite when the set was
+        prepared must stay so.
+
+        >>> ready = prepare(AffineSet.inequality(torch.ones(1, 2), [1.0]))
+        >>> ready.with_bounds(upper=torch.zeros(5, 1)).set
+        AffineSet(1 rows in R^2, batch (5,))
+        """
+        old, kinds = self.set, self.set.row_kinds
+        low, high = old.check_bounds(old.lower if lower is None else lower, old.upper if upper is None else upper)
+        if EQUAL in kinds and (lower is None) != (upper is None):
+            equal = _is_kind(kinds, EQUAL, old.device)
+            low, high = (torch.where(equal, high, low), high) if lower is None else (low, torch.where(equal, low, high))
+        if kinds != BOTH * old.m:
+            _check_kinds(low, high, old)
+        return Prepared(AffineSet.from_parts(old.A, low, high, old.labels, kinds), self.search)
+
+    def __repr__(self) -> str:
+        return f"Prepared({self.set}, search={self.search!r})"
+
+
+@remember
+def _is_kind(row_kinds: str, kinds: str, device: torch.device) -> Tensor:
+    """Which rows are of one of these kinds, ``(m,)``."""
+    return torch.tensor([kind in kinds for kind in row_kinds], dtype=torch.bool, device=device)
+
+
+def _check_kinds(lower: Tensor, upper: Tensor, old: AffineSet) -> None:
+    """Refuse bounds on sides that the prepared set does not have."""
+    if is_compiling() or not (is_concrete(lower) and is_concrete(upper)) or old.m == 0:
+        return
+    kinds, device = old.row_kinds, old.device
+    with torch.no_grad():
+        wrong = (_is_kind(kinds, UPPER + FREE, device) & (lower > -math.inf)).long()
+        wrong = wrong + 2 * (_is_kind(kinds, LOWER + FREE, device) & (upper < math.inf)).long()
+        wrong = wrong + 4 * (_is_kind(kinds, EQUAL, device) & (lower != upper)).long()
+        if not wrong.any():
+            return
+        place = wrong.reshape(-1, old.m).amax(0)
+    row = int(place.nonzero()[0])
+    what = {1: "a lower bound", 2: "an upper bound", 3: "both bounds", 4: "two different bounds"}[int(place[row])]
+    raise ConstraintError(
+        f"{old.names[row]} was prepared as {kinds[row]!r} and got {what}: prepare a set that has both sides."
+    )
+
+
+def prepare(set: AffineSet, search: str = "auto", *, budget: int | None = None) -> Prepared:
+    """Choose the search of a set once for many projections.
+
+    Args:
+        set: the constraints. A set written in plain lists takes torch's default number type.
+        search: as in `project`.
+        budget: as in `project`.
+
+    Returns:
+        A `Prepared` set. Its `search` says what ``"auto"`` has chosen.
+
+    Raises:
+        BudgetError: the sub-constraints of ``"full"``, ``"lite"`` or ``"paper"`` do not fit into the budget.
+
+    >>> prepare(AffineSet.box(0.0, 1.0, dim=3))
+    Prepared(AffineSet(3 rows in R^3), search='full')
+    """
+    if not isinstance(set, AffineSet):
+        raise ConstraintError(f"Only an AffineSet can be prepared, got {type(set).__name__}.")
+    options = check_options(search=search, budget=budget)
+    fixed = set.to(torch.get_default_dtype()) if set.weak else set
+    return Prepared(fixed, choose_search(fixed.row_kinds, fixed.n, search, options.budget))
+
+
+# ------------------------------------------------------------------------------------------------- which search
+
+
+@remember
+def choose_search(row_kinds: str, n: int, search: str, budget: int = DEFAULT_BUDGET) -> str:
+    """The search that runs, never ``"auto"``.
+
+    Raises:
+        BudgetError: the search named does not fit into the budget.
+    """
+    if search == "active":
+        return "active"
+    sizes = subset_sizes(row_kinds, n, search == "lite")
+    count = count_subsets(row_kinds, sizes)
+    if search == "auto":
+        return "full" if count * n * (n + len(row_kinds)) <= _CHEAP else "active"
+    slots = row_kinds.count(EQUAL) + max(sizes, default=0)
+    if count * slots * 9 > budget:  # a row number (8 bytes) and a side (1 byte) in each slot
+        raise BudgetError(
+            f"search={search!r} would look at {count:.3g} sub-constraints, {count * slots * 9 / 2**20:.3g} MiB as a "
+            f'list; the budget is {budget / 2**20:.3g} MiB. Use search="active", which needs no list, '
+            "or raise budget= (bytes)."
+        )
+    return search
+
+
+def subset_sizes(row_kinds: str, n: int, lite: bool) -> tuple[int, ...]:
+    """The sizes of sub-constraints beside the equalities.
+
+    Size 0 is the flat of the equalities alone; without equalities it is no constraint at all and not a candidate.
+    """
+    rows = len(row_kinds) - row_kinds.count(EQUAL) - row_kinds.count(FREE)
+    top = max(min(n - row_kinds.count(EQUAL), rows), 0)
+    smallest = 0 if EQUAL in row_kinds else 1
+    return tuple(sorted({0, 1, top} - set(range(smallest))) if lite else range(smallest, top + 1))
+
+
+def count_subsets(row_kinds: str, sizes: tuple[int, ...]) -> int:
+    """How many sub-constraints of the given sizes there are: never both sides of one row."""
+    two = row_kinds.count(BOTH)
+    one = row_kinds.count(UPPER) + row_kinds.count(LOWER)
+    return sum(math.comb(two, k) * 2**k * math.comb(one, size - k) for size in sizes for k in range(min(two, size) + 1))

@@ -1,0 +1,138 @@
+"""What goes into a projection and what comes out, one sample per line."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from typing import NamedTuple
+
+from torch import Tensor
+
+from caffnet._solve.tracing import remember
+from caffnet.constraints import Labels, row_names
+from caffnet.errors import ConstraintError
+
+SEARCHES = ("auto", "full", "lite", "active", "paper")
+ON_INFEASIBLE = ("raise", "nearest", "nan")
+GRADIENTS = ("exact", "tangent")
+DEFAULT_BUDGET = 256 * 2**20  # bytes
+
+
+class Status(enum.IntEnum):
+    """How a sample was answered.
+
+    INSIDE: `f` satisfied every row and came back bit for bit.
+    PROJECTED: the nearest feasible candidate.
+    WITHIN_TOL: satisfied up to rounding only. A row that the point was not put on is exceeded by less than the
+        tolerance, as where rows exclude each other by rounding.
+    INFEASIBLE: no point satisfies the rows of this sample; proven in exact arithmetic.
+    INVALID: the data of this sample contain NaN or infinities.
+    """
+
+    INSIDE = 0
+    PROJECTED = 1
+    WITHIN_TOL = 2
+    INFEASIBLE = 3
+    INVALID = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """How to answer; `caffnet.project` documents each."""
+
+    search: str = "auto"
+    norm: float = 2.0
+    strict: bool = False
+    on_infeasible: str = "raise"
+    gradient: str = "exact"
+    budget: int = DEFAULT_BUDGET
+
+    def searching(self, search: str) -> Options:
+        """The same options with a definite search."""
+        if search == self.search:
+            return self
+        return check_options(search, self.norm, self.strict, self.on_infeasible, self.gradient, self.budget)
+
+
+@remember
+def check_options(
+    search: str = "auto",
+    norm: float = 2,
+    strict: bool = False,
+    on_infeasible: str = "raise",
+    gradient: str = "exact",
+    budget: int | None = None,
+) -> Options:
+    """The options of `project`, checked."""
+    for name, value, known in (
+        ("search", search, SEARCHES),
+        ("on_infeasible", on_infeasible, ON_INFEASIBLE),
+        ("gradient", gradient, GRADIENTS),
+    ):
+        if value not in known:
+            raise ConstraintError(f"{name} must be one of {', '.join(known)}, got {value!r}.")
+    if search == "paper" and gradient != "exact":
+        raise ConstraintError('search="paper" has the exact gradient, as the paper: use search="full" for the tangent.')
+    if isinstance(norm, bool) or not isinstance(norm, int | float) or not norm >= 1:
+        raise ConstraintError(f"norm must be a p in [1, inf], got {norm!r}.")
+    if not isinstance(strict, bool):
+        raise ConstraintError(f"strict must be True or False, got {strict!r}.")
+    budget = DEFAULT_BUDGET if budget is None else budget
+    if isinstance(budget, bool) or not isinstance(budget, int) or budget <= 0:
+        raise ConstraintError(f"budget must be a positive number of bytes, got {budget!r}.")
+    return Options(search, float(norm), strict, on_infeasible, gradient, budget)
+
+
+class Problem(NamedTuple):
+    """The data of a batch of B samples, checked and flattened.
+
+    Attributes:
+        f: ``(B, n)``.
+        w: ``(B, n)`` or None.
+        A: ``(B, m, n)``, or ``(m, n)`` for all samples.
+        lower: ``(B, m)``, or ``(m,)`` for all samples.
+        upper: likewise.
+        row_kinds: one character per row, as in `AffineSet.row_kinds`.
+        labels: the names of the rows, as in `AffineSet.labels`.
+        batch_shape: the batch axes of the user, of B samples.
+    """
+
+    f: Tensor
+    w: Tensor | None
+    A: Tensor
+    lower: Tensor
+    upper: Tensor
+    row_kinds: str
+    labels: Labels
+    batch_shape: tuple[int, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What messages call the rows."""
+        return row_names(self.labels, len(self.row_kinds))
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor | None, Tensor, Tensor, Tensor]:
+        """The data that an answer can be differentiated by."""
+        return self[:5]
+
+    def replace_tensors(self, f: Tensor, w: Tensor | None, A: Tensor, lower: Tensor, upper: Tensor) -> Problem:
+        """The same problem with other data."""
+        return Problem(f, w, A, lower, upper, self.row_kinds, self.labels, self.batch_shape)
+
+
+class Answer(NamedTuple):
+    """One answer per sample.
+
+    Attributes:
+        value: the point, ``(B, n)``.
+        status: a `Status`, ``(B,)``, int8.
+        active: the sub-constraint the point was put on, by the side of every row: -1, 0 or +1; ``(B, m)``, int8.
+        choice: ``search="paper"``: the rows of a compromise in slots, ``(B, n)``, int32. 0 is an empty slot, else
+            ``1 + 2 row + (1 for the upper bound)``. None for the other searches.
+    """
+
+    value: Tensor
+    status: Tensor
+    active: Tensor
+    choice: Tensor | None = None

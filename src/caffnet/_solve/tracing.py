@@ -1,0 +1,86 @@
+"""Every special case of compilers, exporters and function transforms: one place that asks torch what is going on."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C._functorch import (  # pyright: ignore[reportMissingImports]
+    is_functorch_wrapped_tensor,
+    is_legacy_batchedtensor,
+    peek_interpreter_stack,
+)
+
+_PLAIN = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
+
+
+def is_concrete(t: Tensor) -> bool:
+    """Whether a tensor holds numbers: not a meta, fake (tracing) or mapped (torch.func) one."""
+    if type(t) not in _PLAIN:
+        return False
+    return not (t.is_meta or is_functorch_wrapped_tensor(t) or is_legacy_batchedtensor(t))
+
+
+def are_concrete(tensors: Iterable[Tensor | None]) -> bool:
+    """Whether all of these hold numbers, and no transform is at work."""
+    if peek_interpreter_stack() is not None:
+        return False
+    for t in tensors:
+        if t is not None and (type(t) not in _PLAIN or t.is_meta):
+            return False
+    return True
+
+
+def is_compiling() -> bool:
+    """Whether torch.compile or torch.export traces this code."""
+    return torch.compiler.is_compiling()
+
+
+def is_exporting() -> bool:
+    """Whether torch.export traces this code: the graph will run without Python."""
+    return torch.compiler.is_exporting()
+
+
+def is_jit_tracing() -> bool:
+    """Whether torch.jit.trace traces this code."""
+    return torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
+
+
+def in_transform() -> bool:
+    """Whether a transform of torch.func is at work, even if none of our tensors takes part in it."""
+    return peek_interpreter_stack() is not None
+
+
+def in_forward_mode() -> bool:
+    """Whether derivatives are carried forward; torch.func.jvp does it too."""
+    return torch.autograd.forward_ad._current_level >= 0
+
+
+def may_branch(*tensors: Tensor | None) -> bool:
+    """Whether code may branch on the numbers of these tensors: not in a graph, nor under a transform."""
+    return not is_compiling() and are_concrete(tensors)
+
+
+def remember(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that remembers its results; torch.compile traces the function itself."""
+    cached = functools.lru_cache(maxsize=1024, typed=True)(function)
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs) if is_compiling() else cached(*args, **kwargs)
+
+    return call
+
+
+def no_autocast(device: str) -> contextlib.AbstractContextManager:
+    """A context without autocast: half precision would move ``A y`` by a part in a hundred."""
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else contextlib.nullcontext()
+
+
+def full_precision(t: Tensor, device: str | None = None) -> Tensor:
+    """A tensor that autocast left in half precision, in float32 again (exactly)."""
+    return t.float() if t.dtype in (torch.float16, torch.bfloat16) and torch.is_autocast_enabled(device or t.device.type) else t

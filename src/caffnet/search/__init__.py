@@ -1,1 +1,0 @@
-"""Which sub-constraint wins: one file per search, one contract (`contract.Choice`)."""
