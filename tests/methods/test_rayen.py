@@ -5,9 +5,16 @@ import pytest
 import torch
 from torch import nn
 
-from caffnet import AffineSet, FeedForward, InfeasibleError
+from caffnet import AffineSet, ConstraintError, FeedForward, InfeasibleError
 from caffnet.methods import RAYEN
-from caffnet.methods.linear_programs import deepest, irredundant, nearest_deep_point, one_sided, without_repeats
+from caffnet.methods.linear_programs import (
+    Deepest,
+    deepest,
+    irredundant,
+    nearest_deep_point,
+    one_sided,
+    without_repeats,
+)
 from caffnet.methods.rayen import presolve
 
 
@@ -253,6 +260,15 @@ def test_a_set_below_the_numbers_is_a_point():
     limits = AffineSet.box(torch.zeros(2, dtype=torch.float64), tiny)
     y = RAYEN(nn.Identity(), limits)(torch.randn(4, 2, dtype=torch.float64))
     assert y.abs().max() <= tiny
+
+
+def test_too_little_room_is_said(monkeypatch: pytest.MonkeyPatch):
+    found = Deepest(np.ones(2), 0.0, 1.0, np.zeros(4, dtype=bool))
+    monkeypatch.setattr("caffnet.methods.rayen.deepest", lambda *_: found)
+    with pytest.raises(
+        ConstraintError, match=r"most room found is 0. The set is too thin .* use METHODS\['caffnet-ff'\]"
+    ):
+        presolve(AffineSet.box(0.0, 1.0, dim=2))
 
 
 def test_rows_at_the_end_of_the_numbers():

@@ -34,8 +34,9 @@ class DC3(Method):
             does not end where few choices are solvable, or many rows make every determinant small.)
         steps: corrections in training.
         test_steps: most corrections in evaluation.
-        tolerance: evaluation stops early when no row is violated by more.
-        lr: step size; published 1e-7 (1e-4 for power flow), HardNet's comparison uses 1e-2.
+        tolerance: evaluation stops early when no row is violated by more, in the units of the rows.
+        lr: step size, for the squared size of the rows; published 1e-7 (1e-4 for power flow), HardNet's comparison uses
+            1e-2.
         momentum: of the heavy ball.
         balance: without completion, the share of the equalities in the descended cost.
         penalty: published: ``10 (0.5 |ineq| + 0.5 |eq|)``.

@@ -32,7 +32,7 @@ class IPOPT(Method):
         constraint: an `AffineSet`, or any function ``x -> AffineSet``.
         objective: a function ``(casadi, y, f)`` that returns a casadi expression, ``y`` and ``f`` being columns of n;
             the default projects f on the set.
-        tol: IPOPT's tolerance (the published comparisons: 1e-4).
+        tol: IPOPT's tolerance, in the units of the rows (the published comparisons: 1e-4).
         start: ``"least_squares"``, the smallest solution of the equalities (published), or ``"raw"``, f itself.
         options: more IPOPT options.
         penalty: not used: nothing is trained.
