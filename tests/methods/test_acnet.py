@@ -55,3 +55,41 @@ def test_the_default_residuals_have_the_largest_pivots():
 def test_what_cannot_be_solved_is_refused(C: list, residual: list | None, message: str):
     with pytest.raises(UnsupportedError, match=message):
         ACnet(nn.Identity(), AffineSet.equality(C, 0.0), residual=residual)
+
+
+def test_many_rows_have_small_determinants_and_are_solved():
+    C, d = torch.randn(90, 120, dtype=torch.float64), torch.randn(90, dtype=torch.float64)
+    f = torch.randn(10, 120, dtype=torch.float64)
+    for constraint, residual in ((AffineSet.equality(C, d), range(90)), (lambda _: AffineSet.equality(C, d), None)):
+        y = ACnet(nn.Identity(), constraint, residual=residual)(f)
+        torch.testing.assert_close(y @ C.T, d.expand(10, 90))
+
+
+def test_the_unit_of_a_row_chooses_no_residual():
+    # whichever row comes first decides: the first takes y0 and then y2, the second y1 and then y2
+    C = torch.tensor([[3.0, 2.9, 0.0], [2.9, 3.0, 0.25]], dtype=torch.float64)
+    f = torch.randn(10, 3, dtype=torch.float64)
+    expected = ACnet(nn.Identity(), AffineSet.equality(C, torch.ones(2, dtype=torch.float64)))
+    for sizes in ([1e-30, 1e30], [1e30, 1e-30], [3.0, 1.0]):
+        size = torch.tensor(sizes, dtype=torch.float64)
+        method = ACnet(nn.Identity(), AffineSet.equality(size.unsqueeze(-1) * C, size))
+        assert method.residual == expected.residual
+        torch.testing.assert_close(method(f), expected(f))
+
+
+def test_the_unit_of_a_row_chooses_no_pivot():
+    # 1e30 (1e-17 y0 + y1) = 1e30 and y0 + y1 = y2: eliminating with the first row, because 1e13 > 1, loses the second
+    C = torch.tensor([[1e13, 1e30, 0.0], [1.0, 1.0, -1.0]], dtype=torch.float64)
+    limits = AffineSet.equality(C, torch.tensor([1e30, 0.0], dtype=torch.float64))
+    y = ACnet(nn.Identity(), limits, residual=[0, 1])(torch.tensor([[0.0, 0.0, 5.0]], dtype=torch.float64))
+    torch.testing.assert_close(y, torch.tensor([[4.0, 1.0, 5.0]], dtype=torch.float64))
+
+
+def test_a_sample_that_is_no_number_harms_no_other():
+    C, d, f = torch.randn(3, 1, 2), torch.randn(3, 1), torch.randn(3, 2)
+    expected = ACnet(nn.Identity(), lambda _: AffineSet.equality(C, d))(f)
+    broken = C.clone()
+    broken[1] = torch.nan
+    y = ACnet(nn.Identity(), lambda _: AffineSet.equality(broken, d))(f)
+    torch.testing.assert_close(y[[0, 2]], expected[[0, 2]])
+    assert y[1, 1].isnan()

@@ -57,6 +57,8 @@ def test_gradients_are_those_of_clamping(polytope: AffineSet):
 def test_an_empty_set_is_refused():
     with pytest.raises(InfeasibleError, match="elimination ends in 0 <= a negative number"):
         CDGM(nn.Identity(), AffineSet.inequality([[1.0, 0.0], [-1.0, 0.0]], [0.0, -1.0]))
+    with pytest.raises(InfeasibleError, match="a bound lies beyond every number"):
+        CDGM(nn.Identity(), AffineSet([[1.0]], float("inf"), float("inf")))
 
 
 def test_too_many_rows_are_refused(polytope: AffineSet):
@@ -69,3 +71,37 @@ def test_an_order_is_a_permutation(polytope: AffineSet, order: object):
     with pytest.raises(ConstraintError, match=r"order must be 'given', 'random' or a permutation of 0..2, got"):
         CDGM(nn.Identity(), polytope, order=order)  # pyright: ignore[reportArgumentType]
     assert sorted(CDGM(nn.Identity(), polytope, order="random", seed=3).order) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e-12, 1.0, 1e12, 1e30])
+def test_no_size_is_special(mixed: AffineSet, size: float):
+    f = 3 * torch.randn(100, 5, dtype=torch.float64)
+    g = torch.Generator().manual_seed(0)
+    unit = 10 ** (60 * torch.rand(8, dtype=torch.float64, generator=g) - 30)
+    lower, upper = size * unit * mixed.lower, size * unit * mixed.upper
+    limits = AffineSet.from_parts(unit.unsqueeze(-1) * mixed.A, lower, upper, None, mixed.row_kinds)
+    y = CDGM(nn.Identity(), limits)(size * f) / size
+    torch.testing.assert_close(y, CDGM(nn.Identity(), mixed)(f), atol=1e-9, rtol=0)
+    # a gap is one at any size, also beside rows of another
+    for gap in (1.0, 1e-12):
+        b = size * torch.tensor([1.0, 1.0, -gap, -gap], dtype=torch.float64)
+        rows = torch.tensor([[0.0, 1.0], [0.0, -1.0], [1.0, 1.0], [-1.0, -1.0]], dtype=torch.float64)
+        with pytest.raises(InfeasibleError, match="elimination ends in 0 <= a negative number"):
+            CDGM(nn.Identity(), AffineSet.inequality(rows, b))
+
+
+def test_a_small_coefficient_is_no_noise(dtype: torch.dtype):
+    # y0 >= 1e-13 y1 and y2 >= y0: eliminating y0 first leaves y2 >= 1e-13 y1, in which nothing cancelled
+    rows = torch.tensor([[-1.0, 1e-13, 0.0], [1.0, 0.0, -1.0]], dtype=dtype)
+    limits = AffineSet.inequality(rows, torch.zeros(2, dtype=dtype))
+    y = CDGM(nn.Identity(), limits, order=[1, 2, 0])(torch.tensor([[0.0, 1e13, 0.0]], dtype=dtype))
+    torch.testing.assert_close(y, torch.tensor([[1.0, 1e13, 1.0]], dtype=dtype))
+
+
+def test_what_cancels_but_for_rounding_is_noise(dtype: torch.dtype):
+    # 0.1 + 0.2 is not 0.3: the third row is the sum of the others but for rounding, and opposite to it
+    rows = torch.tensor([[0.1, 0.7, 0.3], [0.2, 0.6, 0.5]], dtype=dtype)
+    rows = torch.cat([rows, -rows.sum(0, keepdim=True)])
+    limits = AffineSet.inequality(rows, rows @ torch.tensor([1.1, 0.3, 1.7], dtype=dtype))
+    y = CDGM(nn.Identity(), limits)(torch.randn(50, 3, dtype=dtype))
+    assert limits.violation(y).max() < 500 * torch.finfo(dtype).eps

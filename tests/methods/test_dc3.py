@@ -65,8 +65,8 @@ def test_gradients_flow_through_the_unrolled_steps(mixed: AffineSet):
     assert torch.autograd.gradcheck(method, f)
 
 
-def test_the_drawn_outputs_are_part_of_the_checkpoint(mixed: AffineSet):
-    first, second = (DC3(nn.Identity(), mixed, seed=seed) for seed in (0, 1))
+def test_the_chosen_outputs_are_part_of_the_checkpoint(mixed: AffineSet):
+    first, second = (DC3(nn.Identity(), mixed, dependent=dependent) for dependent in (None, [2, 3, 4]))
     assert first.dependent != second.dependent
     second.load_state_dict(first.state_dict())
     assert first.dependent == second.dependent
@@ -74,7 +74,72 @@ def test_the_drawn_outputs_are_part_of_the_checkpoint(mixed: AffineSet):
 
 def test_dependent_equalities_are_refused():
     limits = AffineSet.equality([[1.0, 1.0], [1.0, 1.0]], 0.0)
-    with pytest.raises(UnsupportedError, match=r"2 equalities cannot be solved for any 2 .* completion=False"):
+    with pytest.raises(
+        UnsupportedError, match=r"2 equalities have rank 1, so they cannot be solved for any 2 .* completion=False"
+    ):
         DC3(nn.Identity(), limits)
     with pytest.raises(UnsupportedError, match="1 dependent outputs for 2 equalities; it needs one per equality"):
         DC3(nn.Identity(), limits, dependent=[0])
+    with pytest.raises(UnsupportedError, match="the 3 equalities have rank 2, so"):
+        DC3(nn.Identity(), AffineSet.equality(torch.randn(3, 2), 0.0))
+    with pytest.raises(UnsupportedError, match=r"cannot be solved for the outputs \[2\]; .* or dependent=None"):
+        DC3(nn.Identity(), AffineSet.equality([[1.0, 1.0, 0.0]], 0.0), dependent=[2])
+
+
+def balances(nodes: int, edges: int, seed: int) -> torch.Tensor:
+    """What flows into each node of a random connected network flows out; one node, the source, is left out.
+
+    The equalities can be solved for the flows on the edges of a spanning tree, and for no others.
+    """
+    g = torch.Generator().manual_seed(seed)
+    C = torch.zeros(nodes + 1, edges, dtype=torch.float64)
+    for e in range(edges):
+        start = min(e, nodes - 1) + 1  # the first edges make a tree
+        end = int(torch.randint(start, (), generator=g))
+        C[start, e], C[end, e] = 1.0, -1.0
+    return C[1:, torch.randperm(edges, generator=g)]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_solvable_choice_is_found_among_very_many(seed: int):
+    C = balances(36, 54, seed)
+    f = torch.randn(10, 54, dtype=torch.float64)
+    y = DC3(nn.Identity(), AffineSet.equality(C, torch.ones(36, dtype=torch.float64)))(f)
+    torch.testing.assert_close(y @ C.T, torch.ones(10, 36, dtype=torch.float64))
+    C[7] = C[3] - C[5]
+    with pytest.raises(
+        UnsupportedError, match="the 36 equalities have rank 35, so they cannot be solved for any 36 of"
+    ):
+        DC3(nn.Identity(), AffineSet.equality(C, torch.ones(36, dtype=torch.float64)))
+
+
+def test_many_dense_rows_have_small_determinants_and_are_solved():
+    C, d = torch.randn(50, 60, dtype=torch.float64), torch.randn(50, dtype=torch.float64)
+    y = DC3(nn.Identity(), AffineSet.equality(C, d))(torch.randn(10, 60, dtype=torch.float64))
+    torch.testing.assert_close(y @ C.T, d.expand(10, 50))
+
+
+def test_one_choice_serves_all_samples():
+    # the first output alone would do for the first sample, the second for the second; the third serves both
+    C = torch.tensor([[[1.0, 0.0, 0.5]], [[0.0, 1.0, 0.5]]])
+    method = DC3(nn.Identity(), lambda x: AffineSet.equality(C, x[:, :1])).eval()
+    x = torch.randn(2, 3)
+    torch.testing.assert_close((C @ method(x).unsqueeze(-1))[:, 0, 0], x[:, 0])
+    assert method.dependent == (2,)
+    method = DC3(nn.Identity(), lambda x: AffineSet.equality(C[..., :2], x[:, :1]))
+    with pytest.raises(
+        UnsupportedError, match=r"no 1 of the 2 outputs were found .* all 2 samples .* dependent=\[...\]"
+    ):
+        method(torch.randn(2, 2))
+
+
+def test_the_unit_of_an_equality_does_not_matter(mixed: AffineSet):
+    f = 3 * torch.randn(20, 5, dtype=torch.float64)
+    expected = DC3(nn.Identity(), mixed, lr=1e-2)
+    G, C = mixed.A[:5], mixed.A[5:]
+    for sizes in ([1e-30, 1.0, 1e30], [1e30, 1e-30, 1e-30], [1.0, 1e-16, 1.0]):
+        size = torch.tensor(sizes, dtype=torch.float64)
+        equal = AffineSet.equality(size.unsqueeze(-1) * C, size * mixed.upper[5:])
+        method = DC3(nn.Identity(), AffineSet.inequality(G, mixed.upper[:5]) & equal, lr=1e-2)
+        assert method.dependent == expected.dependent
+        torch.testing.assert_close(method(f), expected(f))

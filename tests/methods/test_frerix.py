@@ -85,3 +85,41 @@ def test_what_is_no_cone_is_refused():
         Frerix(nn.Identity(), AffineSet.box(0.0, 1.0, dim=2))
     with pytest.raises(UnsupportedError, match="the only point of the cone is the origin"):
         Frerix(nn.Identity(), AffineSet.inequality([[1.0], [-1.0]], 0.0))
+
+
+@pytest.mark.parametrize("width", [1.0, 1e-6, 1e-9, 1e-12, 1e-30])
+def test_a_narrow_cone_is_no_ray(width: float):
+    # 0 <= y1 <= width y0
+    rays = generators(np.array([[0.0, -1.0], [-width, 1.0]]), np.zeros((0, 2)))
+    np.testing.assert_allclose(rays[np.argsort(rays[:, 1])], [[1, 0], np.array([1, width]) / np.hypot(1, width)])
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("narrow", [1e-3, 1e-8])
+def test_outputs_in_other_units_have_the_same_rays(seed: int, narrow: float):
+    A, unit = cone(8, 4, seed), narrow ** np.arange(4)
+    expected = generators(A, np.zeros((0, 4)))
+    rays = generators(A / unit, np.zeros((0, 4))) / unit
+    np.testing.assert_allclose(rays / np.linalg.norm(rays, axis=1, keepdims=True), expected, atol=1e-10)
+
+
+def test_what_is_dependent_but_for_rounding_stays_so(dtype: torch.dtype):
+    rows = torch.tensor([[0.1, 0.7, 0.3], [0.2, 0.6, -0.5]], dtype=dtype)
+    rows = torch.cat([rows, rows.sum(0, keepdim=True)])
+    for limits in (
+        AffineSet.equality(rows, torch.zeros(3, dtype=dtype)),
+        AffineSet.inequality(rows * torch.tensor([[1.0], [1.0], [-1.0]], dtype=dtype), torch.zeros(3, dtype=dtype)),
+    ):
+        rays = Frerix(nn.Identity(), limits).rays  # both directions of one line
+        assert rays.shape == (2, 3)
+        torch.testing.assert_close(rays[0], -rays[1])
+        assert (rays @ rows.mT).abs().max() < 10 * torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e30])
+def test_the_unit_of_a_row_does_not_matter(size: float):
+    A = cone(8, 4, 0)
+    units = np.where(np.arange(8) % 2, size, 1.0)[:, None]
+    limits = [AffineSet.inequality(torch.as_tensor(rows), torch.zeros(8).double()) for rows in (A, units * A)]
+    first, second = (Frerix(nn.Identity(), each).rays for each in limits)
+    torch.testing.assert_close(first, second)

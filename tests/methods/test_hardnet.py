@@ -93,3 +93,49 @@ def test_rank_is_judged_by_the_precision_of_the_data():
     torch.testing.assert_close(method.inverse, torch.linalg.pinv(A), atol=1e-4, rtol=1e-3)
     with pytest.raises(UnsupportedError, match="linearly dependent"):
         HardNet(nn.Identity(), AffineSet.inequality(A, torch.zeros(4)))
+
+
+SIZES = {torch.float32: (1e-15, 1e-7, 1.0, 1e7, 1e15), torch.float64: (1e-30, 1e-16, 1.0, 1e16, 1e30)}
+
+
+def relative_violation(limits: AffineSet, y: torch.Tensor) -> float:
+    """The largest violation in units of what rounding can explain: ``eps (|a|_1 |y|_inf + |b|)``."""
+    size = limits.A.abs().sum(-1) * y.abs().amax(-1, keepdim=True) + limits.upper.abs()
+    return float((limits.violation(y) / (torch.finfo(y.dtype).eps * size)).max())
+
+
+@pytest.mark.parametrize("of_x", [False, True], ids=["fixed", "of x"])
+@pytest.mark.parametrize("check", [True, False])
+def test_the_unit_of_a_row_does_not_matter(dtype: torch.dtype, of_x: bool, check: bool):
+    g = torch.Generator().manual_seed(1)
+    A, b = torch.randn(5, 6, dtype=dtype, generator=g), torch.randn(5, dtype=dtype, generator=g)
+    f = 3 * torch.randn(50, 6, dtype=dtype, generator=g)
+
+    def answer(size: torch.Tensor) -> tuple[AffineSet, torch.Tensor]:
+        limits = AffineSet.inequality(size.unsqueeze(-1) * A, size * b)
+        return limits, HardNet(nn.Identity(), (lambda _: limits) if of_x else limits, check=check)(f)
+
+    _, expected = answer(torch.ones(5, dtype=dtype))
+    for shift in range(5):
+        limits, y = answer(torch.tensor(SIZES[dtype], dtype=dtype).roll(shift))
+        assert relative_violation(limits, y) < 50
+        torch.testing.assert_close(y, expected)
+
+
+def test_rows_at_the_end_of_the_numbers_are_judged_like_others(dtype: torch.dtype):
+    tiny, huge = torch.finfo(dtype).tiny, torch.finfo(dtype).max / 8
+    A = torch.tensor([[tiny, 0.0, 2 * tiny], [0.0, huge, huge]], dtype=dtype)
+    f = torch.randn(20, 3, dtype=dtype)
+    y = HardNet(nn.Identity(), AffineSet.inequality(A, torch.zeros(2, dtype=dtype)))(f)
+    unit = AffineSet.inequality(torch.tensor([[1.0, 0.0, 2.0], [0.0, 1.0, 1.0]], dtype=dtype), 0.0)
+    assert unit.violation(y).max() < 100 * torch.finfo(dtype).eps
+    with pytest.raises(UnsupportedError, match="linearly dependent"):
+        HardNet(nn.Identity(), AffineSet.inequality(torch.stack([A[0], 3 * A[0]]), torch.zeros(2, dtype=dtype)))
+
+
+def test_the_size_of_a_dependent_row_stays_its_weight():
+    """The published formula: with dependent rows the larger one wins, so there the rows are not scaled."""
+    limits = AffineSet.inequality([[3.0, 0.0], [1.0, 0.0]], [0.0, -1.0])  # y0 <= 0 and y0 <= -1
+    for constraint in (limits, lambda _: limits.to(torch.float32)):
+        y = HardNet(nn.Identity(), constraint, check=False)(torch.tensor([[0.0, 5.0]]))
+        torch.testing.assert_close(y, torch.tensor([[-0.1, 5.0]]))

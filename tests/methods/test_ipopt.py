@@ -7,6 +7,7 @@ from torch import nn
 
 from caffnet import AffineSet, ConstraintError, InfeasibleError, project
 from caffnet.methods import IPOPT
+from caffnet.methods.ipopt import least_squares
 
 pytest.importorskip("casadi")
 
@@ -63,6 +64,16 @@ def test_the_default_objective_projects(mixed: AffineSet):
 def test_the_tolerance_is_what_it_promises(mixed: AffineSet, start: str):
     f = 2 * torch.randn(20, 5, dtype=torch.float64)
     assert mixed.violation(IPOPT(nn.Identity(), mixed, start=start)(f)).max() < 1e-4
+
+
+def test_the_start_solves_equalities_in_any_units(dtype: torch.dtype):
+    C, d = np.array([[1.0, 2.0, 0.0], [0.0, 1.0, 1.0]]), np.array([3.0, 1.0])
+    expected = np.linalg.pinv(C) @ d
+    for size in ([1.0, 1.0], [1.0, 1e-20], [1e30, 1e-30]):
+        np.testing.assert_allclose(least_squares(np.c_[size] * C, size * d, dtype), expected, rtol=1e-6)
+    # a row twice, but for the rounding of the data, is one row
+    twice = torch.tensor([[0.1, 0.7, 0.3], [0.3, 2.1, 0.9]], dtype=dtype).double().numpy()
+    assert np.abs(least_squares(twice, np.array([1.0, 3.0]), dtype)).max() < 2
 
 
 def test_an_empty_set_is_said():

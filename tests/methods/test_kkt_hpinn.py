@@ -43,3 +43,21 @@ def test_rows_of_the_input_are_refused():
 def test_dependent_rows_are_refused():
     with pytest.raises(UnsupportedError, match="linearly dependent"):
         KKTHPINN(nn.Identity(), AffineSet.equality([[1.0, 1.0], [2.0, 2.0]], [1.0, 2.0]))
+
+
+def test_the_unit_of_a_row_does_not_matter(dtype: torch.dtype):
+    # squares of these sizes vanish or burst
+    size = torch.tensor([1e-30, 1.0, 1e30] if dtype == torch.float32 else [1e-200, 1.0, 1e200], dtype=dtype)
+    C, d, f = torch.randn(3, 5, dtype=dtype), torch.randn(3, dtype=dtype), torch.randn(40, 5, dtype=dtype)
+    expected = KKTHPINN(nn.Identity(), AffineSet.equality(C, d))(f)
+    y = KKTHPINN(nn.Identity(), AffineSet.equality(size.unsqueeze(-1) * C, size * d))(f)
+    torch.testing.assert_close(y, expected, rtol=0, atol=1e-4 if dtype == torch.float32 else 1e-12)
+
+
+def test_nearly_dependent_rows_lose_digits_once_not_twice():
+    g = torch.Generator().manual_seed(0)
+    C, f = (torch.randn(*s, dtype=torch.float64, generator=g) for s in ((3, 5), (40, 5)))
+    C[2] = C[0] + C[1] + 1e-9 * C[2]
+    limits = AffineSet.equality(C, C @ torch.ones(5, dtype=torch.float64))
+    # the condition is 1e10: six digits are left, of B Bᵀ with 1e20 none would be
+    torch.testing.assert_close(KKTHPINN(nn.Identity(), limits)(f), project(f, limits).value, atol=1e-5, rtol=0)

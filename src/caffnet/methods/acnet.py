@@ -7,9 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from caffnet import tolerance
 from caffnet.constraints import EQUAL, AffineSet
-from caffnet.methods.base import Guarantee, Method, Supports
+from caffnet.methods.base import Guarantee, Method, Supports, unit_rows
 from caffnet.methods.completion import Completion
 from caffnet.methods.penalty import Penalty
 
@@ -52,18 +51,19 @@ class ACnet(Method):
         if self.constraint is None:
             set = self.set_at()
             self.check_rank(set.A)
-            if self.residual is None and set.A.ndim == 2:
+            chosen = self.residual is None and set.A.ndim == 2
+            if chosen:
                 self.residual = largest_pivots(set.A)
-            self._split(set)
+            self._split(set, check=not chosen)
 
-    def _split(self, set: AffineSet) -> Completion:
+    def _split(self, set: AffineSet, check: bool) -> Completion:
         residual = tuple(range(set.n - set.m, set.n)) if self.residual is None else self.residual
         if set.m > set.n:
             self.check_rank(set.A)
         if len(residual) != sum(side == EQUAL for side in set.row_kinds):
             self.refuse(f"{len(residual)} residual outputs for {set.m} equalities", "one residual output per equality")
         split = Completion(set, residual)
-        if bool((split.pivot() <= tolerance.rank(set.dtype, set.n)).any()):
+        if check and not bool(split.solvable().all()):
             self.refuse(
                 f"the equalities cannot be solved for the outputs {list(residual)}",
                 "residual outputs with independent coefficients",
@@ -73,13 +73,13 @@ class ACnet(Method):
 
     def enforce(self, f: Tensor, set: AffineSet) -> Tensor:
         """Keep the direct outputs, solve for the residual ones."""
-        split = self._split(set)
+        split = self._split(set, check=self.constraint is not None)  # a fixed set was checked when it came
         return split.complete(f[..., split.free])
 
 
 def largest_pivots(C: Tensor) -> tuple[int, ...]:
-    """One column per row of C ``(q, n)``, by elimination with complete pivoting."""
-    table, rows, columns = C.double().clone(), list(range(C.shape[0])), []
+    """One column per row of C ``(q, n)``, by elimination with complete pivoting in rows of length one."""
+    table, rows, columns = unit_rows(C.detach().double()), list(range(C.shape[0])), []
     while rows:
         size = table[rows].abs()
         place = int(size.argmax())

@@ -200,8 +200,7 @@ class Method(nn.Module, abc.ABC):
         m, n = rows.shape[-2:]
         if m > n:
             self.refuse(f"{m} rows for {n} outputs", "at most as many rows as outputs")
-        rtol = tolerance.rank(rows.dtype, n)
-        if m and bool((torch.linalg.matrix_rank(unit_rows(rows.detach()), rtol=rtol) < m).any()):
+        if bool((row_rank(rows) < m).any()):
             self.refuse("the rows of A are linearly dependent", "rows of full rank")
 
     def shared_A(self, set: AffineSet) -> Tensor:
@@ -221,8 +220,31 @@ class Method(nn.Module, abc.ABC):
 
 def unit_rows(rows: Tensor) -> Tensor:
     """Rows scaled to length one (zero rows stay), so that a rank does not depend on the user's units."""
+    rows = times_power(rows, unit_exponent(rows).unsqueeze(-1))  # else the squares of 1e-30 vanish, those of 1e30 burst
     length = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
     return rows / torch.where(length > 0, length, 1.0)
+
+
+def unit_exponent(rows: Tensor) -> Tensor:
+    """The power of two, ``(..., m)``, that brings the largest entry of each row into [1/2, 1); 0 for a zero row."""
+    if not rows.shape[-1]:
+        return rows.new_zeros(rows.shape[:-1])
+    size = rows.detach().abs().amax(-1)
+    return -torch.frexp(torch.where(size.isfinite(), size, 0.0)).exponent.to(rows.dtype)
+
+
+def times_power(t: Tensor, exponent: Tensor) -> Tensor:
+    """``t * 2 ** exponent``, without rounding: in two steps, because ``2 ** 1030`` alone overflows."""
+    half = (exponent / 2).floor()
+    return t * half.exp2() * (exponent - half).exp2()
+
+
+def row_rank(rows: Tensor) -> Tensor:
+    """The rank ``(...)`` of rows ``(..., m, n)``, judged on rows of length one and in the precision of the data."""
+    if not rows.shape[-2] or not rows.shape[-1]:
+        return torch.zeros(rows.shape[:-2], dtype=torch.long, device=rows.device)
+    rtol = tolerance.rank(rows.dtype, rows.shape[-1])
+    return torch.linalg.matrix_rank(unit_rows(rows.detach()), rtol=rtol)
 
 
 def matvec(matrix: Tensor, vector: Tensor) -> Tensor:

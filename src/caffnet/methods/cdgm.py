@@ -10,10 +10,15 @@ the weight of ``k_p``, and so accepts values that leave no room for the next out
 
 **Clamping.** In the order, each output is put between the largest lower and the smallest upper bound that its own rows
 leave, given the outputs already set. The bounds cannot cross, because the earlier outputs satisfy the eliminated rows.
+
+**Rounding.** What cancels in exact arithmetic leaves noise in floating point, and a row with a coefficient of noise is
+a wall at a random place. So every number carries a bound of its error, which starts with the rounding of the data and
+grows with every sum: a coefficient within its bound is zero. The bounds scale with the numbers; no unit is special.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from itertools import product
 
@@ -21,16 +26,30 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from caffnet import tolerance
 from caffnet.constraints import AffineSet
 from caffnet.errors import BudgetError, ConstraintError
 from caffnet.methods.base import Guarantee, Method, Supports, matvec
 from caffnet.methods.linear_programs import empty
 from caffnet.methods.penalty import Penalty
 
-#: An eliminated coefficient below this share of its row is rounding noise.
-NOISE = 1e-12
+#: The elimination computes in float64.
+EPS = float(np.finfo(float).eps)
 
-Row = tuple[np.ndarray, float, frozenset[int]]  # a, k, and which original rows it was made of
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A row ``a y <= k``, as ``numbers = (a, k)``.
+
+    Attributes:
+        numbers: coefficients and right side, ``(n + 1,)``.
+        error: a bound of the rounding error of each, ``(n + 1,)``.
+        parents: which original rows it was made of.
+    """
+
+    numbers: np.ndarray
+    error: np.ndarray
+    parents: frozenset[int]
 
 
 class CDGM(Method):
@@ -92,50 +111,65 @@ def bounds_by_output(
 ) -> dict[int, tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]]:
     """For each output the rows ``c`` and right sides ``k`` of its lower and upper bounds ``k - c y_earlier``."""
     A, lower, upper = (t.detach().double().cpu().numpy() for t in (set.A, set.lower, set.upper))
+    if (lower == np.inf).any() or (upper == -np.inf).any():
+        raise empty("a bound lies beyond every number")
     above, below = np.isfinite(upper), np.isfinite(lower)
-    rows = [(A[i], upper[i]) for i in np.flatnonzero(above)] + [(-A[i], -lower[i]) for i in np.flatnonzero(below)]
-    pool: list[Row] = _reduced([(a, float(k), frozenset([i])) for i, (a, k) in enumerate(rows)])
+    numbers = np.vstack([np.c_[A, upper][above], -np.c_[A, lower][below]])
+    share = tolerance.rank(set.dtype, set.n)  # what of a number may be the rounding of the data
+    pool = _reduced([_read_row(row, share, i) for i, row in enumerate(numbers)], share)
     bounds = {}
     for eliminated, i in enumerate(reversed(order), start=1):
-        up = [row for row in pool if row[0][i] > 0]
-        down = [row for row in pool if row[0][i] < 0]
+        up = [row for row in pool if row.numbers[i] > 0]
+        down = [row for row in pool if row.numbers[i] < 0]
         bounds[i] = tuple(_divided(side, i, set.n) for side in (down, up))
-        pool = [row for row in pool if row[0][i] == 0]
+        pool = [row for row in pool if row.numbers[i] == 0]
         if len(up) * len(down) + len(pool) > max_rows:
             raise BudgetError(
                 f"C-DGM's elimination of output {i} makes {len(up) * len(down) + len(pool)} rows, at most {max_rows} "
                 "were allowed. Pass another order, a larger max_rows, or use METHODS['caffnet-ff'] instead."
             )
         for p, q in product(up, down):
-            parents = p[2] | q[2]
-            if len(parents) <= eliminated + 1:  # Chernikov: a row made of more originals is implied by the others
-                pool.append((*_eliminate(p, q, i), parents))
-        pool = _reduced(pool)
+            # Chernikov: a row made of more originals is implied by the others
+            if len(p.parents | q.parents) <= eliminated + 1:
+                pool.append(_eliminate(p, q, i))
+        pool = _reduced(pool, share)
     return bounds
 
 
-def _eliminate(p: Row, q: Row, i: int) -> tuple[np.ndarray, float]:
+def _read_row(numbers: np.ndarray, share: float, i: int) -> Row:
+    """A row of the data, times a power of two that brings its largest coefficient near one: no product overflows."""
+    numbers = np.ldexp(numbers, -np.frexp(np.abs(numbers[:-1]).max(initial=0.0))[1])
+    return Row(numbers, share * np.abs(numbers), frozenset([i]))
+
+
+def _eliminate(p: Row, q: Row, i: int) -> Row:
     """The sum of p and q in which output i cancels, coefficients and right side weighted alike."""
-    weight_p, weight_q = -q[0][i], p[0][i]
-    a = weight_p * p[0] + weight_q * q[0]
-    size = weight_p * np.abs(p[0]) + weight_q * np.abs(q[0])
-    a[np.abs(a) <= NOISE * size.max()] = 0.0
-    a[i] = 0.0
-    return a, weight_p * p[1] + weight_q * q[1]
+    weight_p, weight_q = -q.numbers[i], p.numbers[i]
+    numbers = weight_p * p.numbers + weight_q * q.numbers
+    size_p, size_q = np.abs(p.numbers), np.abs(q.numbers)
+    # the errors of the numbers and of the weights, and three roundings: two products and their sum
+    error = weight_p * p.error + weight_q * q.error + q.error[i] * size_p + p.error[i] * size_q
+    error += 2 * EPS * (weight_p * size_p + weight_q * size_q)
+    noise = np.abs(numbers) <= error
+    noise[i], noise[-1] = True, False
+    return Row(np.where(noise, 0.0, numbers), np.where(noise, 0.0, error), p.parents | q.parents)
 
 
-def _reduced(pool: list[Row]) -> list[Row]:
-    """Rows at largest coefficient one; of parallel rows only the tightest; rows of zeros only checked."""
+def _reduced(pool: list[Row], share: float) -> list[Row]:
+    """Rows at largest coefficient one; of rows parallel but for rounding the tightest; rows of zeros only checked."""
     tightest: dict[bytes, Row] = {}
-    for a, k, parents in pool:
-        size = np.abs(a).max()
+    for row in pool:
+        size = np.abs(row.numbers[:-1]).max()
         if size == 0:
-            if k < -1e-9:
+            if row.numbers[-1] < -row.error[-1]:
                 raise empty("Fourier-Motzkin elimination ends in 0 <= a negative number")
             continue
-        row = (a / size, k / size, parents)
-        key = np.round(row[0], 12).tobytes()
-        if key not in tightest or row[1] < tightest[key][1]:
+        numbers = row.numbers / size
+        row = Row(numbers, row.error / size + EPS * np.abs(numbers), row.parents)
+        # Coefficients that agree to their rounding fall together, or into two neighbours, and then both rows stay.
+        fraction, exponent = np.frexp(numbers[:-1])
+        key = np.round(fraction / share).tobytes() + exponent.tobytes()
+        if key not in tightest or numbers[-1] < tightest[key].numbers[-1]:
             tightest[key] = row
     return list(tightest.values())
 
@@ -143,8 +177,8 @@ def _reduced(pool: list[Row]) -> list[Row]:
 def _divided(rows: list[Row], i: int, n: int) -> tuple[np.ndarray, np.ndarray]:
     """Each row solved for output i: coefficients of the other outputs and right side."""
     coefficients, right = np.zeros((len(rows), n)), np.zeros(len(rows))
-    for place, (a, k, _) in enumerate(rows):
-        coefficients[place], right[place] = a / a[i], k / a[i]
+    for place, row in enumerate(rows):
+        *coefficients[place], right[place] = row.numbers / row.numbers[i]
         coefficients[place, i] = 0.0
     return coefficients, right
 

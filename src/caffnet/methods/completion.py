@@ -7,12 +7,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from caffnet import tolerance
 from caffnet.constraints import EQUAL, AffineSet
-from caffnet.methods.base import matvec
+from caffnet.methods.base import matvec, times_power, unit_exponent, unit_rows
 
 
 class Completion:
     r"""The equalities $C y = d$ of a set, solved for the `dependent` outputs: $C_D y_D = d - C_F y_F$.
+
+    The rows are brought to one size by powers of two first, which changes neither set nor solution: else the units in
+    which they are written would choose the pivots of the elimination.
 
     Args:
         set: the constraints; rows that are not equalities are left aside.
@@ -28,7 +32,9 @@ class Completion:
         free = [j for j in range(set.n) if j not in dependent]
         self.free = torch.tensor(free, dtype=torch.long, device=device)
         C = set.A[..., self.equal, :]
-        self.d = set.upper[..., self.equal]
+        exponent = unit_exponent(C)
+        C = times_power(C, exponent.unsqueeze(-1))
+        self.d = times_power(set.upper[..., self.equal], exponent)
         self.square, self.rest = C[..., self.dependent], C[..., self.free]
 
     def solve(self, right: Tensor, transpose: bool = False) -> Tensor:
@@ -54,7 +60,42 @@ class Completion:
         order = torch.cat([self.free, self.dependent]).argsort()
         return torch.cat([free, dependent], -1)[..., order]
 
-    def pivot(self) -> Tensor:
-        """``|det C_D|`` of each sample, with the rows at length one."""
-        length = torch.linalg.vector_norm(torch.cat([self.square, self.rest], -1), dim=-1, keepdim=True)
-        return torch.linalg.det(self.square / torch.where(length > 0, length, 1.0)).abs()
+    def solvable(self) -> Tensor:
+        """Whether ``C_D`` has full rank, ``(...)``: its smallest singular value, for rows C of length one, is no noise.
+
+        The determinant, which costs less, settles most cases: the other singular values multiply to less than two,
+        because the squares of all sum to at most q. Alone it would not do: that of 90 healthy rows can be 1e-20. A
+        sample that is no number is not judged.
+        """
+        least = tolerance.rank(self.square.dtype, self.square.shape[-1] + self.rest.shape[-1])
+        square = unit_rows(torch.cat([self.square, self.rest], -1).detach())[..., : len(self.dependent)]
+        known = square.isfinite().all(-1).all(-1)
+        enough = ~known | (torch.linalg.det(square).abs() > 2 * least)
+        if bool(enough.all()):
+            return enough
+        return enough | (torch.linalg.svdvals(torch.where(known[..., None, None], square, 0.0))[..., -1] > least)
+
+
+def outputs_to_solve_for(C: Tensor) -> tuple[int, ...] | None:
+    """One output for each of the equalities ``(..., q, n)``, the same for all samples, by QR with column pivoting.
+
+    Each step takes the output whose column is longest once the directions of the columns taken before are removed from
+    it; with several samples, longest in the sample where it is shortest. For one sample of full rank there always is
+    one. Samples may each have some and none in common, or the steps may miss a common choice: then None.
+    """
+    q, n = C.shape[-2:]
+    # The longest of n columns is at least 1 / sqrt(n) of the smallest singular value, which exceeds the rank's share.
+    least = tolerance.rank(C.dtype, n) / max(n, 1) ** 0.5
+    columns = unit_rows(C.detach().double()).reshape(-1, q, n)
+    taken: list[int] = []
+    for _ in range(q):
+        length = torch.linalg.vector_norm(columns, dim=-2)  # (samples, n)
+        worst = length.amin(0)
+        worst[taken] = -1.0
+        best = int(worst.argmax())
+        if not worst[best] > least:
+            return None
+        taken.append(best)
+        direction = (columns[..., best] / length[:, best : best + 1]).unsqueeze(-1)  # (samples, q, 1)
+        columns = columns - direction * (direction.mT @ columns)
+    return tuple(sorted(taken))

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from caffnet.constraints import EQUAL, AffineSet
-from caffnet.methods.base import Guarantee, Method, Supports, matvec, signed_violation
-from caffnet.methods.completion import Completion
+from caffnet.methods.base import Guarantee, Method, Supports, matvec, row_rank, signed_violation
+from caffnet.methods.completion import Completion, outputs_to_solve_for
 from caffnet.methods.penalty import Penalty
 
 
@@ -29,15 +29,16 @@ class DC3(Method):
         constraint: an `AffineSet`, or any function ``x -> AffineSet``; its equalities must be independent to be
             completed.
         completion: solve the equalities first. False descends on both residuals in the whole space.
-        dependent: the outputs to solve for, one per equality; None draws them at random (once) until
-            ``|det C_D| >= 1e-4``.
+        dependent: the outputs to solve for, one per equality; None chooses them (once, from the first rows that come)
+            by QR with column pivoting. (The published code draws them at random until ``|det C_D| >= 1e-4``, which
+            does not end where few choices are solvable, or many rows make every determinant small.)
         steps: corrections in training.
         test_steps: most corrections in evaluation.
-        tolerance: evaluation stops early when no row is violated by more.
-        lr: step size; published 1e-7 (1e-4 for power flow), HardNet's comparison uses 1e-2.
+        tolerance: evaluation stops early when no row is violated by more, in the units of the rows.
+        lr: step size, for the squared size of the rows; published 1e-7 (1e-4 for power flow), HardNet's comparison uses
+            1e-2.
         momentum: of the heavy ball.
         balance: without completion, the share of the equalities in the descended cost.
-        seed: of the random choice.
         penalty: published: ``10 (0.5 |ineq| + 0.5 |eq|)``.
 
     >>> method = DC3(nn.Identity(), AffineSet.inequality([[1.0, 1.0]], [1.0]), lr=0.1, test_steps=50).eval()
@@ -64,15 +65,20 @@ class DC3(Method):
         lr: float = 1e-7,
         momentum: float = 0.5,
         balance: float = 0.5,
-        seed: int = 0,
         penalty: Penalty | None = Penalty(10.0, rows="norm", balance=0.5),  # noqa: B008  (immutable)
     ):
         super().__init__(backbone, constraint, penalty=penalty)
         self.completion, self.steps, self.test_steps, self.tolerance = completion, steps, test_steps, tolerance
-        self.lr, self.momentum, self.balance, self.seed = lr, momentum, balance, seed
+        self.lr, self.momentum, self.balance = lr, momentum, balance
         self.dependent = None if dependent is None else tuple(dependent)
         if self.constraint is None and completion:
-            self._split(self.set_at())
+            split = self._split(self.set_at())
+            if dependent is not None and not bool(split.solvable().all()):
+                self.refuse(
+                    f"the equalities cannot be solved for the outputs {list(dependent)}",
+                    "dependent outputs with independent coefficients",
+                    "other outputs as dependent=[...], or dependent=None",
+                )
 
     def enforce(self, f: Tensor, set: AffineSet) -> Tensor:
         """Complete, then correct."""
@@ -98,29 +104,40 @@ class DC3(Method):
         return split.follow(along)
 
     def _split(self, set: AffineSet) -> Completion:
-        q = sum(side == EQUAL for side in set.row_kinds)
+        equal = [i for i, side in enumerate(set.row_kinds) if side == EQUAL]
         if self.dependent is None:
-            self.dependent = self._draw(set, q)
-        if len(self.dependent) != q:
-            self.refuse(f"{len(self.dependent)} dependent outputs for {q} equalities", "one per equality")
+            self.dependent = self._choose(set.A[..., equal, :])
+        if len(self.dependent) != len(equal):
+            self.refuse(f"{len(self.dependent)} dependent outputs for {len(equal)} equalities", "one per equality")
         return Completion(set, self.dependent)
 
-    def _draw(self, set: AffineSet, q: int) -> tuple[int, ...]:
-        generator = torch.Generator().manual_seed(self.seed)
-        for _ in range(1000 if q <= set.n else 0):
-            drawn = tuple(sorted(torch.randperm(set.n, generator=generator)[:q].tolist()))
-            if bool((Completion(set, drawn).pivot() >= 1e-4).all()):
-                return drawn
-        self.refuse(
-            f"the {q} equalities cannot be solved for any {q} of the {set.n} outputs",
-            "independent equalities",
-            "completion=False, or METHODS['caffnet-ff']",
-        )
+    def _choose(self, C: Tensor) -> tuple[int, ...]:
+        q, n = C.shape[-2:]
+        if not q:
+            return ()
+        C = C.reshape(-1, q, n)
+        C = C[C.isfinite().all(-1).all(-1)]  # a sample that is no number has no say
+        rank = int(row_rank(C).min()) if len(C) else 0
+        instead = "completion=False, or METHODS['caffnet-ff']"
+        if rank < q:
+            self.refuse(
+                f"the {q} equalities have rank {rank}, so they cannot be solved for any {q} of the {n} outputs",
+                "independent equalities",
+                instead,
+            )
+        chosen = outputs_to_solve_for(C)
+        if chosen is None:
+            self.refuse(
+                f"no {q} of the {n} outputs were found for which the equalities of all {len(C)} samples can be solved",
+                "the same dependent outputs for all samples",
+                f"dependent=[...] if you know them, {instead}",
+            )
+        return chosen
 
     def get_extra_state(self) -> Tensor:
-        """The drawn outputs belong to the trained network: another draw would be another network."""
+        """The chosen outputs belong to the trained network: another choice would be another network."""
         return torch.tensor(self.dependent or (), dtype=torch.long)
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Restore the drawn outputs; none were drawn where there are none to restore."""
+        """Restore the chosen outputs; none were chosen where there are none to restore."""
         self.dependent = tuple(state.tolist()) or None

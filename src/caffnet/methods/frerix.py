@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from caffnet import tolerance
 from caffnet.constraints import AffineSet
 from caffnet.methods.base import Guarantee, Method, Supports
 from caffnet.methods.cone import generators
@@ -53,7 +54,8 @@ class Frerix(Method):
         A, b, C, d = one_sided(self.set_at())
         if b.any() or d.any():
             self.refuse("a bound is not zero", "a cone, all bounds zero", "METHODS['rayen'] or METHODS['caffnet-ff']")
-        rays = torch.as_tensor(generators(A, C), dtype=self.A.dtype, device=self.A.device)
+        share = tolerance.rank(self.A.dtype, self.A.shape[-1])
+        rays = torch.as_tensor(generators(A, C, share), dtype=self.A.dtype, device=self.A.device)
         if not len(rays):
             self.refuse("the only point of the cone is the origin", "a cone with at least one ray")
         self.register_buffer("rays", rays)

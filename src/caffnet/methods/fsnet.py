@@ -19,7 +19,8 @@ class FSNet(Method):
     Every sample has its own quasi-Newton direction; the step length is shared, so the output of a sample depends
     slightly on its batch. The first `unrolled` iterations stay in the graph, the others are added as a constant:
     ``y + (y_end - y).detach()``. Loss: ``objective + distance · mean |y_end - y_0|²``, plus ``rescue`` times the mean
-    violation cost of ``y_0`` where that is at least 1e3.
+    violation cost of ``y_0`` where that is at least 1e3. All these numbers are the published ones and mean violations
+    in the units of the rows: rows of another size ask for others.
 
     Args:
         backbone: any module ``x -> f``.

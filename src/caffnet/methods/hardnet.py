@@ -9,7 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from caffnet.constraints import AffineSet
-from caffnet.methods.base import Guarantee, Method, Supports, matvec, signed_violation
+from caffnet.methods.base import (
+    Guarantee,
+    Method,
+    Supports,
+    matvec,
+    row_rank,
+    signed_violation,
+    times_power,
+    unit_exponent,
+)
 from caffnet.methods.penalty import Penalty
 
 
@@ -19,6 +28,10 @@ class HardNet(Method):
     Where A has full row rank, ``A A⁺ = I``: a satisfied row keeps its value ``a_i f``, a violated one lands on its
     bound, and the output is feasible. Elsewhere ``A y`` is something else, and the output may leave the set: with
     more rows than outputs, or with linearly dependent rows, the formula promises nothing.
+
+    Independent rows are brought to one size by powers of two first: ``A⁺ = (S A)⁺ S``, so the unit in which a row is
+    written does not decide whether its direction counts. For dependent rows ``(S A)⁺ S`` is another compromise than
+    ``A⁺``, in which the size of a row is its weight; they are taken as they are.
 
     Args:
         backbone: any module ``x -> f``.
@@ -54,12 +67,24 @@ class HardNet(Method):
         self.soft_epochs = soft_epochs
         self.enabled = True
         if self.constraint is None:
-            if check:
-                self.check_rank(self.A)
-            # Worked out in float64, but what is a zero singular value is decided by the precision of the data.
-            rtol = max(self.A.shape[-2:]) * torch.finfo(self.A.dtype).eps
-            inverse = torch.linalg.pinv(self.A.double(), rtol=rtol).to(self.A.dtype)
-            self.register_buffer("inverse", inverse)
+            self.register_buffer("inverse", self._inverse(self.A))
+
+    def _independent(self, A: Tensor) -> Tensor:
+        """Whether the rows of each sample are of full rank, ``(...)``; refuses the others if asked to."""
+        if self.check:
+            self.check_rank(A)
+        m, n = A.shape[-2:]
+        known = self.check or m > n  # no singular values are needed
+        return A.new_full(A.shape[:-2], m <= n, dtype=torch.bool) if known else row_rank(A) == m
+
+    def _inverse(self, A: Tensor) -> Tensor:
+        """The pseudo-inverse ``(..., n, m)``, worked out in float64."""
+        independent = self._independent(A)
+        exponent = torch.where(independent.unsqueeze(-1), unit_exponent(A), 0.0).double()
+        # Independent rows have no zero singular value. Elsewhere the precision of the data decides what is one.
+        rtol = torch.where(independent, 0.0, max(A.shape[-2:]) * torch.finfo(A.dtype).eps).double()
+        inverse = torch.linalg.pinv(times_power(A.double(), exponent.unsqueeze(-1)), rtol=rtol)
+        return times_power(inverse, exponent.unsqueeze(-2)).to(A.dtype)
 
     def start_epoch(self, epoch: int) -> None:
         """Leave the projection out of training for the first `soft_epochs`."""
@@ -72,12 +97,16 @@ class HardNet(Method):
         excess = signed_violation(set, f)  # (..., m)
         if self.constraint is None:
             return f - matvec(self.inverse, excess)
-        if self.check:
-            self.check_rank(set.A)
         # The published code solves instead of inverting when A differs between samples.
         A = set.A.expand(*excess.shape[:-1], set.m, set.n)
         # A factorisation fails as a whole on what is no number: such samples pass by it, and stay without an answer.
         known = (excess.isfinite().all(-1) & A.isfinite().all(-1).all(-1)).unsqueeze(-1)
         A, excess = torch.where(known.unsqueeze(-1), A, 0.0), torch.where(known, excess, 0.0)
-        step = torch.linalg.lstsq(A, excess.unsqueeze(-1)).solution.squeeze(-1)
+        rcond = None  # torch leaves out the directions that are rounding
+        if set.m <= set.n or self.check:
+            independent = self._independent(set.A if self.check else A)
+            exponent = torch.where(independent.unsqueeze(-1), unit_exponent(A), 0.0)
+            A, excess = times_power(A, exponent.unsqueeze(-1)), times_power(excess, exponent)
+            rcond = 0.0 if bool(independent.all()) else None  # independent rows have no direction to leave out
+        step = torch.linalg.lstsq(A, excess.unsqueeze(-1), rcond=rcond).solution.squeeze(-1)
         return torch.where(known, f - step, torch.nan)

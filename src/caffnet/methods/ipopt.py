@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from caffnet import tolerance
 from caffnet.constraints import AffineSet
 from caffnet.errors import ConstraintError, InfeasibleError
 from caffnet.methods.base import Guarantee, Method
@@ -31,7 +32,7 @@ class IPOPT(Method):
         constraint: an `AffineSet`, or any function ``x -> AffineSet``.
         objective: a function ``(casadi, y, f)`` that returns a casadi expression, ``y`` and ``f`` being columns of n;
             the default projects f on the set.
-        tol: IPOPT's tolerance (the published comparisons: 1e-4).
+        tol: IPOPT's tolerance, in the units of the rows (the published comparisons: 1e-4).
         start: ``"least_squares"``, the smallest solution of the equalities (published), or ``"raw"``, f itself.
         options: more IPOPT options.
         penalty: not used: nothing is trained.
@@ -77,7 +78,7 @@ class IPOPT(Method):
         answers = np.zeros_like(raw)
         for i in range(len(raw)):
             equal = lower[i] == upper[i]
-            begin = raw[i] if self.start == "raw" else np.linalg.pinv(A[i][equal]) @ upper[i][equal]
+            begin = raw[i] if self.start == "raw" else least_squares(A[i][equal], upper[i][equal], set.dtype)
             data = np.concatenate([raw[i], A[i].ravel(order="F")])
             solved = solver(x0=begin, p=data, lbg=lower[i], ubg=upper[i])
             if not solver.stats()["success"]:
@@ -102,6 +103,13 @@ class IPOPT(Method):
     def __getstate__(self) -> dict[str, Any]:
         """Solvers are rebuilt on demand: they can be neither copied nor pickled."""
         return {**self.__dict__, "_solvers": {}}
+
+
+def least_squares(C: np.ndarray, d: np.ndarray, dtype: torch.dtype) -> np.ndarray:
+    """The smallest solution of ``C y = d``, ``(n,)``, for rows in any units, judged in the precision of the data."""
+    exponent = np.frexp(np.abs(C).max(axis=1, initial=0.0))[1]  # a power of two brings the rows to one size
+    C, d = np.ldexp(C, -exponent[:, None]), np.ldexp(d, -exponent)
+    return np.linalg.pinv(C, rcond=tolerance.rank(dtype, C.shape[1])) @ d
 
 
 def _flat(t: Tensor, batch: torch.Size, *core: int) -> np.ndarray:

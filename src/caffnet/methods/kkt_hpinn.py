@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from caffnet.constraints import AffineSet
-from caffnet.methods.base import Guarantee, Method, Supports, matvec
+from caffnet.methods.base import Guarantee, Method, Supports, matvec, times_power, unit_exponent
 from caffnet.methods.penalty import Penalty
 
 
@@ -18,7 +18,7 @@ class KKTHPINN(Method):
 
     The KKT conditions of $\min \|y - f\|^2$ subject to $B y = d$ are ``y - f + Bᵀλ = 0`` and ``B y = d``; inserting
     the first into the second gives ``λ = (B Bᵀ)⁻¹ (B f - d)``. In the paper ``d(x) = b - A x``, and both maps are
-    frozen linear layers.
+    frozen linear layers. Here ``K = Q R⁻ᵀ`` from ``Bᵀ = Q R``: the same matrix, without squaring the condition of B.
 
     Args:
         backbone: any module ``x -> f``.
@@ -56,10 +56,12 @@ class KKTHPINN(Method):
     def _layers(self, B: Tensor) -> tuple[Tensor, Tensor]:
         """``K`` and ``I - K B``, worked out in float64."""
         self.check_rank(B)
-        rows = B.double()
-        K = torch.linalg.solve(rows @ rows.mT, rows).mT  # (n, m)
-        null = torch.eye(rows.shape[-1], dtype=rows.dtype, device=rows.device) - K @ rows
-        return K.to(B.dtype), null.to(B.dtype)
+        exponent = unit_exponent(B).double()  # rows of one size: K = K' S for the rows S B
+        rows = times_power(B.double(), exponent.unsqueeze(-1))
+        Q, R = torch.linalg.qr(rows.mT)  # (n, m), (m, m)
+        K = torch.linalg.solve_triangular(R.mT, Q, upper=False, left=False)  # Q R⁻ᵀ
+        null = torch.eye(rows.shape[-1], dtype=rows.dtype, device=rows.device) - Q @ Q.mT
+        return times_power(K, exponent.unsqueeze(-2)).to(B.dtype), null.to(B.dtype)
 
     def enforce(self, f: Tensor, set: AffineSet) -> Tensor:
         """The two frozen linear maps."""

@@ -1,10 +1,16 @@
-"""Linear programs about polyhedra, through scipy's HiGHS: empty? which rows are needed? where is the middle?
+"""Linear programs about polyhedra, through scipy's HiGHS: empty? flat? which rows are needed? where is the middle?
 
-All sets here are ``{y : A y <= b, C y = d}`` in numpy, float64.
+All sets here are ``{y : A y <= b}`` in numpy, float64, with rows of length one; ``b - A y`` are then distances.
+
+HiGHS knows absolute tolerances only, so a program is given to it in units of the set, and its answer decides nothing:
+a point counts by the distances measured at it, a proof by its multipliers, put together with the data. What is too
+close to tell is compared with the rounding of the data, ``noise``, in the same units.
 """
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,9 +18,23 @@ import numpy as np
 from caffnet.constraints import AffineSet
 from caffnet.errors import InfeasibleError
 
-#: What HiGHS is asked for (its finest), and what then counts as equal in an optimum.
+#: The finest that HiGHS can be asked for.
 HIGHS = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}
-LP_TOLERANCE = 1e-9
+
+#: Room that HiGHS finds in a program is real above this: ten thousand times its own tolerance.
+CLEAR = 1e-6
+
+#: Below CLEAR, a program is written again around the point found, in units finer by this (a power of two, near CLEAR).
+FINER = 2.0**-20
+
+#: Right sides beyond this, in those finer units, are brought nearer: the rows are far away in any case.
+FAR = 2.0**30
+
+#: A bound from here on usually stands for none (HiGHS reads it so); it sets no unit where there are others.
+NO_BOUND = 1e20
+
+#: The middle of a set need not be farther from its rows than this, in units of the set (published: 0.5).
+MOST = 0.5
 
 
 def one_sided(set: AffineSet) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -23,88 +43,207 @@ def one_sided(set: AffineSet) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.nd
     Zero rows say nothing about y: one that holds is dropped, one that cannot hold empties the set.
     """
     rows, lower, upper = (t.detach().double().cpu().numpy() for t in (set.A, set.lower, set.upper))
-    length = np.linalg.norm(rows, axis=-1)
-    zero = length == 0
+    zero = ~rows.any(axis=-1)
     if ((lower > 0) | (upper < 0))[zero].any():
         raise empty("a row of zeros excludes every point")
-    rows, lower, upper, length = rows[~zero], lower[~zero], upper[~zero], length[~zero]
+    rows, lower, upper = rows[~zero], lower[~zero], upper[~zero]
+    equal = (lower == upper) & np.isfinite(upper)
+    # A power of two first: squares of very small or large entries do not exist. A bound may then leave the numbers.
+    exponent = np.frexp(np.abs(rows).max(axis=-1, initial=0.0))[1]
+    with np.errstate(over="ignore"):
+        rows, lower, upper = np.ldexp(rows, -exponent[:, None]), np.ldexp(lower, -exponent), np.ldexp(upper, -exponent)
+    if (lower == np.inf).any() or (upper == -np.inf).any():
+        raise empty("a bound lies beyond every number")
+    length = np.linalg.norm(rows, axis=-1)
     rows, lower, upper = rows / length[:, None], lower / length, upper / length
-    equal = lower == upper
     above, below = ~equal & np.isfinite(upper), ~equal & np.isfinite(lower)
     A, b = np.vstack([rows[above], -rows[below]]), np.concatenate([upper[above], -lower[below]])
     return A, b, rows[equal], upper[equal]
 
 
-def irredundant(A: np.ndarray, b: np.ndarray, C: np.ndarray, d: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The inequalities without those that the others imply.
+def without_repeats(A: np.ndarray, b: np.ndarray, eps: float) -> tuple[np.ndarray, np.ndarray]:
+    """Of rows of length one that are the same but for rounding to `eps` only the tightest.
 
-    Row i is implied when ``max a_i y`` over the other rows, with row i itself relaxed by one, does not exceed ``b_i``.
+    Writing a row in another unit rounds each entry, and so does its length: two such rows differ by at most 4 eps.
     """
-    if minimum(np.zeros(A.shape[1]), A, b, C, d) is None:
-        raise empty("a linear program proves it")
-    keep = list(range(len(A)))
+    kept: list[int] = []
+    for i, row in enumerate(A):
+        same = np.flatnonzero(np.abs(A[kept] - row).max(axis=1, initial=0.0) <= 4 * eps)
+        if not len(same):
+            kept.append(i)
+        elif b[i] <= b[kept[same[0]]]:
+            kept[same[0]] = i
+    kept.sort()
+    return A[kept], b[kept]
+
+
+# ---------------------------------------------------------------------------------------------------- room inside
+
+
+@dataclasses.dataclass(frozen=True)
+class Deepest:
+    """The point of ``{A y <= b}`` farthest from all rows.
+
+    Attributes:
+        point: the point, ``(n,)``.
+        room: its distance to the nearest row, measured; not more than it needs to be.
+        unit: the size of the set's data.
+        flat: the rows that hold with equality at every point, as far as rounding can tell, ``(m,)``.
+    """
+
+    point: np.ndarray
+    room: float
+    unit: float
+    flat: np.ndarray
+
+
+def deepest(A: np.ndarray, b: np.ndarray, noise: Callable[[np.ndarray], np.ndarray], parallel: float = 0.0) -> Deepest:
+    """Look for a point with room; find the rows that leave none, or prove that there is no point at all.
+
+    The program is ``max t`` subject to ``A y + t <= b``. Its multipliers are weights ``w >= 0`` of sum one with
+    ``w A = 0``, so the weighted distances ``w (b - A y)`` add up to the same ``w b`` at every point: negative, there is
+    no point in the set; zero, every row with a weight holds with equality; positive, there may be room.
+
+    The first try stays near the origin: rows that are parallel but for rounding also meet, very far away. There
+    weights with ``|w A| <= parallel`` show that rows hold with equality, as far as the data can tell; that there is no
+    point they do not show.
+
+    Args:
+        A: rows of length one.
+        b: right sides.
+        noise: how large a distance rounding can explain at a point, ``(n,) -> (m,)``.
+        parallel: how long a weighted sum of rows rounding can explain.
+    """
+    m, n = A.shape
+    point, flat = np.zeros(n), np.zeros(m, dtype=bool)
+    size = unit = typical_size(b, noise(point))
+    if not m:
+        return Deepest(point, MOST * size, size, flat)
+    near = 10 * (1 + np.abs(b / unit).max())
+    for reach in (near, None, None, None, None):
+        slack = b - A @ point
+        right = slack / unit if unit == size else np.minimum(slack / unit, FAR)
+        found = _deepest_program(A, right, reach, min(MOST * size / unit, FAR))
+        if found is not None:
+            step, weights = found
+            if (b - A @ (point + unit * step)).min() > slack.min():
+                point = point + unit * step
+            room = (b - A @ point).min()
+            if room > CLEAR * unit and (b - A @ point > noise(point)).all():
+                break
+            weights = _balanced(A, weights) if reach is None else weights * (np.abs(weights @ A).max() <= parallel)
+            distances, doubt = weights @ (b - A @ point), weights @ noise(point)
+            if weights.any() and abs(distances) <= doubt:
+                flat = weights >= 0.1 * weights.max()  # rows with less weight are found next time
+                break
+            if reach is None and distances < -doubt:
+                raise empty("a linear program proves it")
+        if reach is None:
+            unit *= FINER
+    return Deepest(point, float((b - A @ point).min().clip(max=MOST * size)), size, flat)
+
+
+def _deepest_program(
+    A: np.ndarray, right: np.ndarray, reach: float | None, most: float
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """A step ``(n,)`` and weights ``(m,)``, or None where HiGHS has no answer."""
+    m, n = A.shape
+    bounds = [(reach and -reach, reach)] * n + [(None, most)]
+    solved = _solve(np.append(np.zeros(n), -1.0), np.hstack([A, np.ones((m, 1))]), right, bounds)
+    if solved.status != 0:
+        return None
+    weights = np.clip(-solved.ineqlin.marginals, 0.0, None)
+    return solved.x[:n], weights / (weights.sum() or 1.0)
+
+
+def _balanced(A: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """The weights nearest to these with ``w A = 0`` and sum one, zeros if there are none.
+
+    HiGHS balances the rows to its own tolerance, which is no proof. Left singular vectors beyond the rank do so to the
+    last digits; what is left of ``w A`` then counts as zero below a hundred roundings.
+    """
+    eps = np.finfo(float).eps
+    holding = weights > 0
+    u, size, _ = np.linalg.svd(A[holding])
+    null = u[:, int((size > 8 * A.shape[1] ** 0.5 * eps * size.max(initial=0.0)).sum()) :]
+    exact = np.zeros_like(weights)
+    exact[holding] = np.clip(null @ (null.T @ weights[holding]), 0.0, None)
+    total = exact.sum()
+    return exact / total if np.abs(exact @ A).max(initial=0.0) <= 100 * eps * total and total > 0 else 0 * exact
+
+
+def nearest_deep_point(A: np.ndarray, b: np.ndarray, found: Deepest, N: np.ndarray, y_p: np.ndarray) -> np.ndarray:
+    """Of all points z nearly as deep as the deepest, the one with the smallest ``|N z + y_p|_inf``.
+
+    An unbounded set would else be entered anywhere. (The published code maximises the slack ``b - A y`` of the user's
+    rows, which changes with their units, and leaves the rest to its solver.)
+    """
+    m, n = A.shape
+    if not m or found.room <= CLEAR * found.unit:  # HiGHS does not see as much
+        return found.point
+    inside = np.hstack([A, np.zeros((m, 1))])
+    box = np.vstack([np.hstack([sign * N, -np.ones((len(N), 1))]) for sign in (1, -1)])  # |(N z + y_p)_i| <= t
+    right = np.concatenate([b - 0.99 * found.room, -y_p, y_p]) / found.unit
+    solved = _solve(np.append(np.zeros(n), 1.0), np.vstack([inside, box]), right, (None, None))
+    if solved.status != 0:
+        return found.point
+    point = solved.x[:n] * found.unit
+    return point if (b - A @ point).min() >= 0.9 * found.room else found.point
+
+
+def typical_size(b: np.ndarray, noise: np.ndarray) -> float:
+    """The median right side of those that are not zero, in size: the unit of a program; 1 for a cone, which has none.
+
+    The median, because a bound may be zero but for rounding, or so large that no answer comes near it.
+    """
+    sizes = np.sort(np.abs(b)[np.abs(b) > noise])
+    sizes = sizes[: np.count_nonzero(sizes < NO_BOUND) or None]
+    return float(sizes[(len(sizes) - 1) // 2]) if len(sizes) else 1.0
+
+
+# ---------------------------------------------------------------------------------------------------- which rows
+
+
+def irredundant(A: np.ndarray, slack: np.ndarray) -> np.ndarray:
+    """Which rows of ``{A z <= slack}``, rows of length one and the origin inside, are needed: ``(m,)``.
+
+    Row i is not needed when it is a sum ``a_i = w A`` of others with weights ``w >= 0``, and ``w slack <= slack_i``:
+    then they imply it. A linear program, ``max a_i z`` over the others, proposes which rows to sum; a row for which
+    that ends in no proof is kept, which costs a little time and no part of the set.
+
+    The program gets the rows ``D_i = a_i / slack_i`` in coordinates in which ``Dᵀ D = I``: the set then has about the
+    same width in all directions, whatever its size and shape, and HiGHS's tolerances mean the same in all of them.
+    """
+    keep = np.ones(len(A), dtype=bool)
+    D = A / slack[:, None]
+    rows = np.linalg.svd(D / np.abs(D).max(initial=0.0), full_matrices=False)[0] if D.size else D
     for i in range(len(A)):
-        others = [j for j in keep if j != i]
-        rows, right = A[[*others, i]], np.append(b[others], b[i] + 1)
-        least = minimum(-A[i], rows, right, C, d)
-        if least is not None and -least <= b[i] + LP_TOLERANCE * (1 + abs(b[i])):
-            keep = others
-    return A[keep], b[keep]
+        others = np.flatnonzero(keep & (np.arange(len(A)) != i))
+        relaxed = np.append(np.ones(len(others)), 2.0)
+        solved = _solve(-rows[i], np.vstack([rows[others], rows[i]]), relaxed, (None, None))
+        if solved.status == 0 and -solved.fun <= 1 + CLEAR:
+            summed = others[solved.ineqlin.marginals[:-1] < 0]
+            keep[i] = not _implied(A[i], slack[i], A[summed], slack[summed])
+    return keep
 
 
-def implicit_equalities(A: np.ndarray, b: np.ndarray, C: np.ndarray, d: np.ndarray) -> np.ndarray:
-    """Which inequalities hold with equality at every point, ``(m,)``: those whose ``min a_i y`` is already ``b_i``."""
-    always = np.zeros(len(A), dtype=bool)
-    for i, (row, right) in enumerate(zip(A, b, strict=True)):
-        least = minimum(row, A, b, C, d)
-        always[i] = least is not None and least >= right - LP_TOLERANCE * (1 + abs(right))
-    return always
+def _implied(row: np.ndarray, slack: float, others: np.ndarray, their_slack: np.ndarray) -> bool:
+    """Whether ``row z <= slack`` is a sum of the others with weights >= 0, to the rounding of rows of length one."""
+    from scipy.optimize import nnls
+
+    if not len(others):
+        return False
+    share = 8 * max(others.shape) ** 0.5 * np.finfo(float).eps  # rounding errors add up like a random walk
+    weights, off = nnls(others.T, row)
+    return bool(off <= share and weights @ their_slack <= (1 + share) * slack)
 
 
-def interior_point(A: np.ndarray, b: np.ndarray, most: float = 0.5) -> tuple[np.ndarray, float]:
-    """A point of ``{A y <= b}`` far from every row, and its distance to the nearest one.
-
-    The first program finds the largest possible distance, up to `most`, at the scale of the data: rows that are
-    parallel but for rounding also meet, very far away. The second takes, of all points nearly that far from the rows,
-    the one with the smallest ``|y|_inf``: an unbounded set would else be entered anywhere. (The published code
-    maximises the slack ``b - A y``, which changes with the user's units, and leaves the rest to its solver.)
-    """
-    n = A.shape[1]
-    if not len(A):
-        return np.zeros(n), most
-    length = np.linalg.norm(A, axis=1, keepdims=True)
-    near = 10 * (1 + np.abs(b / length[:, 0]).max())
-    for reach in (near, None):
-        bounds = [(reach and -reach, reach)] * n + [(0, most)]
-        deepest = _solve(np.append(np.zeros(n), -1.0), np.hstack([A, length]), b, bounds)
-        if deepest.status == 0 and (reach is None or deepest.x[n] > 1e-6):
-            break
-    else:
-        raise empty("a linear program proves it")
-    inside = np.hstack([A, np.zeros_like(length)])
-    box = np.vstack([np.hstack([sign * np.eye(n), -np.ones((n, 1))]) for sign in (1, -1)])  # |y_i| <= t
-    right = np.concatenate([b - 0.99 * deepest.x[n] * length[:, 0], np.zeros(2 * n)])
-    nearest = _solve(np.append(np.zeros(n), 1.0), np.vstack([inside, box]), right, (None, None))
-    point = (nearest if nearest.status == 0 else deepest).x[:n]
-    return point, float(((b - A @ point) / length[:, 0]).min().clip(max=most))
-
-
-def minimum(c: np.ndarray, A: np.ndarray, b: np.ndarray, C: np.ndarray, d: np.ndarray) -> float | None:
-    """``min c y`` over the set; ``-inf`` when unbounded, None when the set is empty."""
-    solved = _solve(c, A, b, (None, None), C, d)
-    if solved.status == 3 or (solved.status == 4 and c.any()):
-        return -np.inf
-    return None if solved.status != 0 else float(solved.fun)
-
-
-def _solve(c: np.ndarray, A: np.ndarray, b: np.ndarray, bounds: Any, C: Any = None, d: Any = None) -> Any:
+def _solve(c: np.ndarray, A: np.ndarray, b: np.ndarray, bounds: Any) -> Any:
     try:
         from scipy.optimize import linprog
     except ImportError as error:  # an extra, so that the layer itself needs no scipy
         raise ImportError("This method solves linear programs: pip install 'caffnet[methods]'.") from error
-    equal = (C, d) if C is not None and len(C) else (None, None)
-    inequal = (A, b) if len(A) else (None, None)
-    return linprog(c, *inequal, *equal, bounds=bounds, method="highs", options=HIGHS)
+    return linprog(c, A, b, bounds=bounds, method="highs", options=HIGHS)
 
 
 def empty(why: str) -> InfeasibleError:

@@ -12,7 +12,14 @@ from caffnet import tolerance
 from caffnet.constraints import AffineSet
 from caffnet.errors import ConstraintError
 from caffnet.methods.base import Guarantee, Method, Supports, matvec
-from caffnet.methods.linear_programs import implicit_equalities, interior_point, irredundant, one_sided
+from caffnet.methods.linear_programs import (
+    deepest,
+    empty,
+    irredundant,
+    nearest_deep_point,
+    one_sided,
+    without_repeats,
+)
 from caffnet.methods.penalty import Penalty
 
 
@@ -30,10 +37,11 @@ class Interior:
 class RAYEN(Method):
     r"""$y = N z + y_p$ with $z = z_0 + \min(1/\kappa, |q|)\, q/|q|$, $\kappa = ReLU(\max_i D_i q/|q|)$.
 
-    Offline, linear programs refuse an empty set, drop redundant rows, find the inequalities that always hold with
-    equality, and give a point ``z_0`` inside all others; ``D_i = a_i / (b_i - a_i z_0)``, so the ray from ``z_0`` in
-    direction v leaves the set at ``1 / max D_i v``. Multiplying by ``|q|`` gives the form computed here, which has no
-    division by zero: ``z = z_0 + q / max(1, max_i D_i q)``.
+    Offline, linear programs refuse an empty set, find the inequalities that always hold with equality, give a point
+    ``z_0`` inside all others and drop those that are clearly redundant, at any size of the set and in any units of its
+    rows; ``D_i = a_i / (b_i - a_i z_0)``, so the ray from ``z_0`` in direction v leaves the set at ``1 / max D_i v``.
+    Multiplying by ``|q|`` gives the form computed here, which has no division by zero:
+    ``z = z_0 + q / max(1, max_i D_i q)``.
 
     Args:
         backbone: any module ``x -> f``.
@@ -85,22 +93,63 @@ class RAYEN(Method):
 def presolve(set: AffineSet) -> Interior:
     """Everything RAYEN needs to know of a set, by linear programs, in float64."""
     A, b, C, d = one_sided(set)
-    A, b = irredundant(A, b, C, d)
-    always = implicit_equalities(A, b, C, d)
-    C, d = np.vstack([C, A[always]]), np.concatenate([d, b[always]])
-    A, b = A[~always], b[~always]
-    # y = N z + y_p solves C y = d; the singular vectors beyond the rank span the null space.
-    u, size, vt = np.linalg.svd(C, full_matrices=True)
-    rank = int((size > tolerance.rank(set.dtype, set.n) * max(size, default=0.0)).sum())
-    N = vt[rank:].T if len(C) else np.eye(set.n)
-    y_p = vt[:rank].T @ ((u[:, :rank].T @ d) / size[:rank]) if len(C) else np.zeros(set.n)
-    rows, right = A @ N, b - A @ y_p
-    moving = np.linalg.norm(rows, axis=1) > 1e-10 * np.linalg.norm(A, axis=1)  # rows that the equalities do not fix
-    rows, right = rows[moving], right[moving]
-    center, room = interior_point(rows, right)
-    if room <= 1e-8:
-        raise ConstraintError(
-            f"RAYEN needs a point inside all inequalities, the most room found is {room:.2g}. "
-            "Use METHODS['caffnet-ff'] instead."
-        )
+    A, b = without_repeats(A, b, torch.finfo(set.dtype).eps)
+    rounding = tolerance.rounding(set.dtype, set.n)  # of a y - b: closer than that, two numbers are the same
+    underflow = tolerance.underflow(set.dtype)  # distances as small as that have no inverse
+    always = np.zeros(len(b), dtype=bool)  # the inequalities that hold with equality everywhere
+    while True:  # every turn but the last finds such a row, and loses a dimension
+        equal, value = np.vstack([C, A[always]]), np.concatenate([d, b[always]])
+        N, y_p = solutions(equal, value, set.dtype)
+        rows, right = A @ N, b - A @ y_p
+        length = np.linalg.norm(rows, axis=1)
+        moving = ~always & (length > tolerance.rank(set.dtype, set.n))  # the equalities fix the value of the others
+        missed = np.abs(equal @ y_p - value) > allowance(equal, value, y_p, set.dtype)
+        excluded = (right < -allowance(A, b, y_p, set.dtype))[~(moving | always)]
+        if missed.any() or excluded.any():
+            if always.any():  # they hold with equality up to rounding, so this may be rounding too
+                raise no_room(0.0)
+            raise empty("the equalities contradict each other" if missed.any() else "the equalities exclude the rest")
+        rows, right, length, left = rows[moving], right[moving], length[moving], np.flatnonzero(moving)
+
+        def noise(z: np.ndarray, left=left, length=length, N=N, y_p=y_p) -> np.ndarray:
+            return (underflow + rounding * (np.abs(b[left]) + np.abs(A[left]) @ np.abs(N @ z + y_p))) / length
+
+        found = deepest(rows / length[:, None], right / length, noise, tolerance.rank(set.dtype, set.n))
+        if not found.flat.any():
+            break
+        always[left[found.flat]] = True
+    slack = right - rows @ found.point
+    if slack.min(initial=np.inf) <= underflow:  # less than the noise will do where nothing more can be found or proved
+        raise no_room(found.room)
+    needed = irredundant(rows / length[:, None], slack / length)
+    rows, right, length = rows[needed], right[needed], length[needed]
+    center = nearest_deep_point(rows / length[:, None], right / length, found, N, y_p)
     return Interior(N, y_p, rows, right, center)
+
+
+def no_room(room: float) -> ConstraintError:
+    """The error for a set that is too thin for its numbers."""
+    return ConstraintError(
+        f"RAYEN needs a point inside all inequalities, the most room found is {room:.2g}. The set is too thin for its "
+        "number type; use METHODS['caffnet-ff'] instead."
+    )
+
+
+def solutions(C: np.ndarray, d: np.ndarray, dtype: torch.dtype) -> tuple[np.ndarray, np.ndarray]:
+    """``N`` and ``y_p`` with ``C (N z + y_p) = d`` for all z; rank as in the data's precision."""
+    n = C.shape[1]
+    if not len(C):
+        return np.eye(n), np.zeros(n)
+    u, size, vt = np.linalg.svd(C, full_matrices=True)  # the singular vectors beyond the rank span the null space
+    rank = int((size > tolerance.rank(dtype, n) * size.max()).sum())
+    return vt[rank:].T, vt[:rank].T @ ((u[:, :rank].T @ d) / size[:rank])
+
+
+def allowance(rows: np.ndarray, right: np.ndarray, y: np.ndarray, dtype: torch.dtype) -> np.ndarray:
+    """By how much a solution of the equalities may miss a row: the rounding of the row and of y, and what was left out.
+
+    Directions below the rank's tolerance are left out of y; both errors count twice, for two rows that face each other.
+    """
+    m, n = rows.shape
+    share = 2 * (tolerance.rounding(dtype, max(m, n)) + tolerance.rank(dtype, n))
+    return tolerance.underflow(dtype) + share * (np.abs(right) + np.abs(rows) @ np.abs(y))
