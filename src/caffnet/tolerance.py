@@ -74,13 +74,24 @@ def fine_rank(n: int) -> float:
     return rank(torch.float64, n)
 
 
-def empty() -> float:
-    """How much larger than the data a point must be before the proof that a set is empty may not reach it.
+#: A proof that a set is empty must reach to points of 1 / EMPTY times the size of the data. Its multipliers are rounded,
+#: so it shows that no point within some radius satisfies the rows: infinite where the data cancel exactly, else about
+#: 1e16 times the gap. Rows that are parallel but for the rounding of 0.1 and 0.3 meet far beyond, where no answer is.
+EMPTY = 2.0**-30
 
-    A proof with multipliers in floating point shows that no point within a radius satisfies the rows. At 1 / eps times
-    the size of the data, ``A y`` can no longer be told from ``A y + b``: a point beyond has no meaning as an answer.
+
+def optimal(dtype: torch.dtype) -> float:
+    """How much farther than the nearest point, as a share of the distance, a PROJECTED point may be.
+
+    Checked by a bound from duality where rows are nearly dependent (`DELICATE`); a point that fails it is WITHIN_TOL.
+    Half of the digits is what a distance keeps when its square is compared.
     """
-    return torch.finfo(torch.float64).eps
+    return math.sqrt(torch.finfo(dtype).eps)
+
+
+#: Rows are nearly dependent if less than this share of a row's square is left beside the others. Multipliers then lose
+#: more than six of their sixteen digits.
+DELICATE = 2.0**-40
 
 
 def reach(dtype: torch.dtype) -> float:

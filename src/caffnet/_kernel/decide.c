@@ -39,7 +39,9 @@ FN int settle_point(Work *work, const double *g, double size) {
     double *y = work->y, *trial = work->spare;
     flat_point(s, face, g, y);
     for (int again = 0; again < 40; again++) {
-        copy(trial, y, n);
+        /* A vertex at the origin comes out as rounding noise, which no relative tolerance accepts. */
+        int noise = again > 0 && largest(y, n) <= work->t.feasibility * largest(g, n);
+        for (Index j = 0; j < n; j++) trial[j] = noise ? 0.0 : y[j];
         clamp(s, trial);
         round_point(work, trial);
         int state = check(s, trial, larger(size, largest(trial, n)), face->held, 1, &work->t);
@@ -49,16 +51,43 @@ FN int settle_point(Work *work, const double *g, double size) {
         }
         slide_finely(s, face, y);
     }
-    /* A vertex at the origin comes out as rounding noise, which no relative tolerance accepts. */
-    if (largest(y, n) <= work->t.feasibility * largest(g, n)) {
-        for (Index j = 0; j < n; j++) trial[j] = 0.0;
-        int state = check(s, trial, 0.0, face->held, 1, &work->t);
-        if (state != REJECTED) {
-            copy(y, trial, n);
-            return state;
-        }
-    }
     return REJECTED;
+}
+
+/* Whether the face has rows that are nearly dependent: multipliers have few digits then. */
+FN int is_delicate(const Rows *s, const Face *face, double rank) {
+    for (Index j = 0; j < face->k; j++) {
+        double left = face->R[(size_t)j * (size_t)s->n + (size_t)j];
+        if (left * left < rank * s->squared[face->rows[j]]) return 1;
+    }
+    return 0;
+}
+
+/* Prove that y is the projection of g, up to t.optimal: for multipliers of the right sign the dual function
+   lambda (A g - b) - |A' lambda|^2 / 2 is at most half the squared distance of g to the set. */
+FN int is_nearest(Work *work, const double *g) {
+    const Rows *s = &work->rows;
+    Face *face = &work->face;
+    Index n = s->n, k = face->k;
+    double *lambda = face->multiplier, *y = work->y, bound = 0.0;
+    multipliers(s, face, 0, g, y);
+    for (Index j = 0; j < k; j++) lambda[j] = (j < work->base ? lambda[j] : larger(lambda[j], 0.0)) * (double)face->sides[j];
+    for (Index c = 0; c < n; c++) {
+        Pair sum = {0.0, 0.0};
+        for (Index j = 0; j < k; j++)
+            sum = pair_add_product(sum, lambda[j], s->A[(size_t)face->rows[j] * (size_t)n + (size_t)c]);
+        bound -= 0.5 * (sum.high + sum.low) * (sum.high + sum.low);
+    }
+    Pair sum = {0.0, 0.0};
+    for (Index j = 0; j < k; j++) {
+        Index i = face->rows[j];
+        Pair value = {face->sides[j] > 0 ? -s->high[i] : -s->low[i], 0.0};
+        for (Index c = 0; c < n; c++) value = pair_add_product(value, s->A[(size_t)i * (size_t)n + (size_t)c], g[c]);
+        sum = pair_add_product(pair_add_product(sum, lambda[j], value.high), lambda[j], value.low);
+    }
+    bound = sqrt(larger(2.0 * (bound + sum.high + sum.low), 0.0));
+    double slack = work->t.feasibility * (largest(y, n) + largest(g, n));
+    return distance(y, g, n, 2.0) <= bound * (1.0 + work->t.optimal) + slack;
 }
 
 /* Find the sub-constraint of the answer; the number of its rows, CONFLICT or NOT_FOUND. */
@@ -97,20 +126,21 @@ FN int project(Work *work, int search, const int8_t *start, double tolerance) {
     if (k == CONFLICT) return CONFLICT;
     if (k < 0) return REJECTED;
     state = settle_point(work, work->g, 0.0);
-    for (int again = 0; again < 3 && state == REJECTED; again++) {
+    for (int again = 0; again < 20 && state == REJECTED; again++) {
         /* A far g leaves an error of eps |g| along the flat, which may carry y over another row: project the near miss. */
         double *goal = work->other;
         copy(goal, work->y, n);
-        for (Index i = 0; i < s->m; i++) work->kept[i] = work->face.held[i];
-        if (nearest_face(work, goal, work->y, work->kept, tolerance) < 0) break;
+        if (nearest_face(work, goal, work->y, NULL, tolerance) < 0 &&
+            nearest_face(work, goal, work->y, NULL, work->t.feasibility) < 0) {
+            copy(work->y, goal, n);
+            break;
+        }
         state = settle_point(work, goal, 0.0);
     }
-    if (state == REJECTED) { /* the promise counts the size of f and g too */
-        clamp(s, work->y);
-        round_point(work, work->y);
-        double size = larger(largest(work->f, n), largest(work->g, n));
-        state = check(s, work->y, size, work->face.held, 1, &work->t);
-    }
+    int euclidean = work->norm == 2.0 && search != CAFFNET_LITE;
+    for (Index j = 0; j < n && euclidean; j++) euclidean = work->f[j] == work->g[j];
+    if (euclidean && state != REJECTED && is_delicate(s, &work->face, work->t.delicate) && !is_nearest(work, work->g))
+        state = CAFFNET_WITHIN_TOL;
     return state == CAFFNET_INSIDE ? CAFFNET_PROJECTED : state;
 }
 
@@ -230,20 +260,20 @@ FN int step_inside(const CaffnetBatch *batch, int64_t b, Work *work, int search)
     return 0;
 }
 
-/* The status of the ordinary answer in work->y under `strict`, which may move it. */
-FN int make_strict(const CaffnetBatch *batch, int64_t b, Work *work, int search, CaffnetProof *proof) {
-    write_value(batch, b, work);
-    if (holds_exactly(batch, b, batch->value, b * batch->n)) return CAFFNET_PROJECTED;
-    if (step_inside(batch, b, work, search)) return CAFFNET_PROJECTED;
-    int empty = exactly_empty(work, proof);
-    for (Index i = 0; i < work->rows.m; i++) work->face.held[i] = work->stood[i];
-    return empty ? CAFFNET_INFEASIBLE : CAFFNET_WITHIN_TOL;
-}
-
 FN void write_answer(const CaffnetBatch *batch, int64_t b, const Work *work, int status) {
     for (int64_t i = 0; i < batch->m; i++) batch->active[b * batch->m + i] = work->face.held[i];
     batch->status[b] = (int8_t)status;
     write_value(batch, b, work);
+}
+
+/* The answer f, bit for bit. */
+FN int write_itself(const CaffnetBatch *batch, int64_t b, int status) {
+    int single = (int)batch->single;
+    for (int64_t i = 0; i < batch->m; i++) batch->active[b * batch->m + i] = 0;
+    for (int64_t j = 0; j < batch->n; j++)
+        store(batch->value, b * batch->n + j, load(batch->f, b * batch->f_step + j, single), single);
+    batch->status[b] = (int8_t)status;
+    return status;
 }
 
 FN void write_nothing(const CaffnetBatch *batch, int64_t b, int status) {
@@ -289,6 +319,60 @@ FN int try_compromise(const CaffnetBatch *batch, int64_t b, Work *work) {
     return 1;
 }
 
+/* Search with the finest tolerance; where the rows exclude each other by no more than rounding, with the user's. */
+FN int attempt(Work *work, int search, const int8_t *start) {
+    int state = project(work, search, start, work->t.search);
+    return state == CONFLICT || state == REJECTED ? project(work, search, start, work->t.feasibility) : state;
+}
+
+/* Answer a sample that no search could answer: INFEASIBLE with a proof, else the point of least violation. Where that
+   is not yet its own projection, it is projected again, until it is. */
+FN int approach(Work *work, int strict, CaffnetProof *proof) {
+    const Rows *s = &work->rows;
+    int state = least_violation(work, strict, proof);
+    for (int again = 0; again < 8 && state == CAFFNET_WITHIN_TOL; again++) {
+        if (check(s, work->y, largest(work->y, s->n), NULL, 0, &work->t) != REJECTED) break;
+        copy(work->f, work->y, s->n);
+        copy(work->g, work->y, s->n);
+        state = attempt(work, CAFFNET_ACTIVE, NULL);
+        if (state == CONFLICT || state == REJECTED) state = least_violation(work, strict, proof);
+    }
+    return state == CAFFNET_PROJECTED ? CAFFNET_WITHIN_TOL : state;
+}
+
+/* Whether the answer in work->y holds exactly, or can be moved inside so that it does. */
+FN int holds_strictly(const CaffnetBatch *batch, int64_t b, Work *work, int search) {
+    write_value(batch, b, work);
+    return holds_exactly(batch, b, batch->value, b * batch->n) || step_inside(batch, b, work, search);
+}
+
+/* Write the answer under `strict`: moved inside, or the ordinary one. Where no point was found that holds exactly, the
+   answer itself is projected once more, as a second call would do it. */
+FN int write_strictly(const CaffnetBatch *batch, int64_t b, Work *work, int search, CaffnetProof *proof) {
+    const Rows *s = &work->rows;
+    if (holds_strictly(batch, b, work, search)) {
+        write_answer(batch, b, work, CAFFNET_PROJECTED);
+        return CAFFNET_PROJECTED;
+    }
+    write_answer(batch, b, work, CAFFNET_WITHIN_TOL); /* step_inside has put it back */
+    if (exactly_empty(work, proof)) {
+        if (!batch->nearest) write_nothing(batch, b, CAFFNET_INFEASIBLE);
+        batch->status[b] = CAFFNET_INFEASIBLE;
+        return CAFFNET_INFEASIBLE;
+    }
+    copy(work->f, work->y, s->n);
+    copy(work->g, work->y, s->n);
+    int state = attempt(work, CAFFNET_ACTIVE, NULL);
+    if (state == CONFLICT || state == REJECTED) state = approach(work, 1, proof);
+    if (state != CAFFNET_INFEASIBLE && holds_strictly(batch, b, work, CAFFNET_ACTIVE)) {
+        write_answer(batch, b, work, CAFFNET_PROJECTED);
+        return CAFFNET_PROJECTED;
+    }
+    copy(work->y, work->f, s->n);
+    write_value(batch, b, work);
+    return CAFFNET_WITHIN_TOL;
+}
+
 /* Answer one sample whose rows are scaled; its status. `proof` is filled for an INFEASIBLE one. */
 FN int decide(const CaffnetBatch *batch, int64_t b, Work *work, CaffnetProof *proof) {
     Rows *s = &work->rows;
@@ -302,23 +386,20 @@ FN int decide(const CaffnetBatch *batch, int64_t b, Work *work, CaffnetProof *pr
         return CAFFNET_INVALID;
     }
     int inside = check(s, work->f, largest(work->f, n), NULL, 1, &work->t);
-    if (inside != REJECTED && batch->strict && !holds_exactly(batch, b, batch->f, b * batch->f_step)) inside = REJECTED;
     if (inside != REJECTED) {
-        for (int64_t i = 0; i < batch->m; i++) batch->active[b * batch->m + i] = 0;
-        for (int64_t j = 0; j < n; j++)
-            store(batch->value, b * n + j, load(batch->f, b * batch->f_step + j, work->single), work->single);
-        batch->status[b] = (int8_t)inside;
-        return inside;
+        if (!batch->strict || holds_exactly(batch, b, batch->f, b * batch->f_step)) return write_itself(batch, b, inside);
+        copy(work->g, work->f, n); /* feasible up to rounding: to be moved by rounding only, not by w */
+        search = CAFFNET_ACTIVE;
     }
-    if (loaded != CONFLICT) {
-        state = project(work, search, start, work->t.search);
-        if (state == CONFLICT || state == REJECTED) state = project(work, search, start, work->t.feasibility);
-    }
-    if (state == CONFLICT || state == REJECTED) state = least_violation(work, (int)batch->strict, proof);
+    if (loaded != CONFLICT) state = attempt(work, search, start);
+    if (state == CONFLICT || state == REJECTED) state = approach(work, (int)batch->strict, proof);
     else if (search == CAFFNET_PAPER && (batch->w || work->norm != 2.0) && try_compromise(batch, b, work))
         return batch->status[b];
-    if (batch->strict && state != CAFFNET_INFEASIBLE)
-        state = make_strict(batch, b, work, search == CAFFNET_PAPER ? CAFFNET_FULL : search, proof);
+    if (batch->strict && state != CAFFNET_INFEASIBLE) {
+        state = write_strictly(batch, b, work, search == CAFFNET_PAPER ? CAFFNET_FULL : search, proof);
+        /* Where no point holds exactly, one that holds up to rounding stays where it is. */
+        return state == CAFFNET_WITHIN_TOL && inside != REJECTED ? write_itself(batch, b, state) : state;
+    }
     if (state == CAFFNET_INFEASIBLE && !batch->nearest) write_nothing(batch, b, state);
     else write_answer(batch, b, work, state);
     return state;

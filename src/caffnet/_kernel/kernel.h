@@ -28,7 +28,7 @@ enum { CAFFNET_FULL, CAFFNET_LITE, CAFFNET_ACTIVE, CAFFNET_PAPER };
 
 /* The numbers of tolerance.py for one number type and one n. */
 typedef struct {
-    double feasibility, search, rank, tie, underflow, margin, fine_rank, empty;
+    double feasibility, search, rank, tie, underflow, margin, fine_rank, empty, optimal, delicate;
 } CaffnetTolerances;
 
 /* A batch. The data are float32 (single != 0) or float64. A step is the distance between the samples of an array in

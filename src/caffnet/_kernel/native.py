@@ -28,7 +28,7 @@ SEARCHES = {"full": 0, "lite": 1, "active": 2, "paper": 3}
 _WORTH_A_THREAD = 20_000  # numbers in A for one more thread: what is computed while a thread is woken
 _LONG = 1e9  # multiply-adds: about a second; such a call runs beside the main thread, which Ctrl-C can then stop
 
-_BATCH = struct.Struct("25q9d")
+_BATCH = struct.Struct("25q11d")
 _GRADIENTS = struct.Struct("10q")
 _PROOF = struct.Struct("2d")
 
@@ -94,7 +94,9 @@ def _tolerances(dtype: torch.dtype, n: int) -> tuple[float, ...]:
         tolerance.underflow(dtype),
         tolerance.strict_margin(dtype, n),
         tolerance.fine_rank(n),
-        tolerance.empty(),
+        tolerance.EMPTY,
+        tolerance.optimal(dtype),
+        tolerance.DELICATE,
     )
 
 
