@@ -91,27 +91,25 @@ FN int is_nearest(Work *work, const double *g) {
 }
 
 /* Find the sub-constraint of the answer; the number of its rows, CONFLICT or NOT_FOUND. */
-FN Index find_face(Work *work, int search, const int8_t *start, double tolerance) {
+FN Index find_face(Work *work, int search, const int8_t *start) {
     Index n = work->rows.n, k = NOT_FOUND;
     int moved = 0;
     for (Index j = 0; j < n; j++) moved = moved || work->f[j] != work->g[j];
-    k = nearest_face(work, work->g, work->y, start, tolerance);
+    k = nearest_face(work, work->g, work->y, start);
     if (k < 0) return k; /* no point at all */
-    if (search == CAFFNET_ACTIVE) return moved ? nearer_face(work, k, tolerance) : k;
+    if (search == CAFFNET_ACTIVE) return moved ? nearer_face(work, k) : k;
     if (search == CAFFNET_LITE || moved || work->norm != 2.0) {
         for (Index i = 0; i < work->rows.m; i++) work->seed[i] = work->face.held[i];
         Index other = enumerate(work, k, search == CAFFNET_LITE);
         if (other >= 0) return other;
-        for (Index i = 0; i < work->rows.m; i++) /* no candidate passes the test of the walk: the projection does */
-            if (work->seed[i] != 0 && !work->rows.equal[i])
-                add(&work->rows, &work->face, i, work->seed[i], work->t.rank);
+        rebuild_face(work, work->seed); /* no candidate passes the test of the walk: the projection does */
         return work->face.k;
     }
     return k;
 }
 
 /* Search and settle; PROJECTED, WITHIN_TOL, REJECTED, or CONFLICT. */
-FN int project(Work *work, int search, const int8_t *start, double tolerance) {
+FN int project(Work *work, int search, const int8_t *start) {
     Rows *s = &work->rows;
     Index n = s->n;
     int state = REJECTED;
@@ -122,7 +120,7 @@ FN int project(Work *work, int search, const int8_t *start, double tolerance) {
         work->ready = 0; /* the marks of the face are not those of its factors */
         return state == CAFFNET_INSIDE ? CAFFNET_PROJECTED : state;
     }
-    Index k = find_face(work, search, start, tolerance);
+    Index k = find_face(work, search, start);
     if (k == CONFLICT) return CONFLICT;
     if (k < 0) return REJECTED;
     state = settle_point(work, work->g, 0.0);
@@ -130,8 +128,7 @@ FN int project(Work *work, int search, const int8_t *start, double tolerance) {
         /* A far g leaves an error of eps |g| along the flat, which may carry y over another row: project the near miss. */
         double *goal = work->other;
         copy(goal, work->y, n);
-        if (nearest_face(work, goal, work->y, NULL, tolerance) < 0 &&
-            nearest_face(work, goal, work->y, NULL, work->t.feasibility) < 0) {
+        if (nearest_face(work, goal, work->y, NULL) < 0) {
             copy(work->y, goal, n);
             break;
         }
@@ -179,7 +176,7 @@ FN int least_violation(Work *work, int strict, CaffnetProof *proof) {
             relax = larger(relax, (work->low[i] - work->high[i]) / (2.0 * work->unit[i]));
     }
     double least = relax;
-    Index k = climb(work, work->g, work->y, &relax, NULL, work->t.search);
+    Index k = climb(work, work->g, work->y, &relax, NULL);
     if (k < 0 || settle_point(work, work->g, largest(work->g, n)) == REJECTED) {
         clamp(s, work->y);
         round_point(work, work->y);
@@ -205,7 +202,7 @@ FN int least_violation(Work *work, int strict, CaffnetProof *proof) {
 /* Whether a set that no point found so far satisfies exactly is empty in exact arithmetic. */
 FN int exactly_empty(Work *work, CaffnetProof *proof) {
     restart(work);
-    if (dual(work, work->g, work->spare, work->stood, 0.0) != CONFLICT) return 0;
+    if (dual(work, work->g, work->spare, work->stood, 0.0, -1.0) != CONFLICT) return 0;
     collect_conflict(work);
     return proven_empty(work, proof);
 }
@@ -243,14 +240,12 @@ FN int step_inside(const CaffnetBatch *batch, int64_t b, Work *work, int search)
         double relax = -(double)factor;
         if (factor > 1) {
             restore_bounds(work);
-            restart(work);
-            for (Index i = 0; i < s->m; i++)
-                if (work->stood[i] != 0 && !s->equal[i]) add(s, face, i, work->stood[i], work->t.rank);
+            rebuild_face(work, work->stood);
         }
         relax_rows(work, relax);
         if (settle_point(work, work->g, size) != REJECTED && strictly_inside(batch, b, work, reach)) return 1;
-        if (climb(work, work->g, work->y, &relax, work->stood, work->t.search) < 0 || relax > 0.0) break;
-        int state = project(work, search, work->stood, work->t.search);
+        if (climb(work, work->g, work->y, &relax, work->stood) < 0 || relax > 0.0) break;
+        int state = project(work, search, work->stood);
         if (state != REJECTED && state != CONFLICT && strictly_inside(batch, b, work, reach)) return 1;
     }
     restore_bounds(work);
@@ -319,12 +314,6 @@ FN int try_compromise(const CaffnetBatch *batch, int64_t b, Work *work) {
     return 1;
 }
 
-/* Search with the finest tolerance; where the rows exclude each other by no more than rounding, with the user's. */
-FN int attempt(Work *work, int search, const int8_t *start) {
-    int state = project(work, search, start, work->t.search);
-    return state == CONFLICT || state == REJECTED ? project(work, search, start, work->t.feasibility) : state;
-}
-
 /* Answer a sample that no search could answer: INFEASIBLE with a proof, else the point of least violation. Where that
    is not yet its own projection, it is projected again, until it is. */
 FN int approach(Work *work, int strict, CaffnetProof *proof) {
@@ -334,7 +323,7 @@ FN int approach(Work *work, int strict, CaffnetProof *proof) {
         if (check(s, work->y, largest(work->y, s->n), NULL, 0, &work->t) != REJECTED) break;
         copy(work->f, work->y, s->n);
         copy(work->g, work->y, s->n);
-        state = attempt(work, CAFFNET_ACTIVE, NULL);
+        state = project(work, CAFFNET_ACTIVE, NULL);
         if (state == CONFLICT || state == REJECTED) state = least_violation(work, strict, proof);
     }
     return state == CAFFNET_PROJECTED ? CAFFNET_WITHIN_TOL : state;
@@ -362,7 +351,7 @@ FN int write_strictly(const CaffnetBatch *batch, int64_t b, Work *work, int sear
     }
     copy(work->f, work->y, s->n);
     copy(work->g, work->y, s->n);
-    int state = attempt(work, CAFFNET_ACTIVE, NULL);
+    int state = project(work, CAFFNET_ACTIVE, NULL);
     if (state == CONFLICT || state == REJECTED) state = approach(work, 1, proof);
     if (state != CAFFNET_INFEASIBLE && holds_strictly(batch, b, work, CAFFNET_ACTIVE)) {
         write_answer(batch, b, work, CAFFNET_PROJECTED);
@@ -391,7 +380,7 @@ FN int decide(const CaffnetBatch *batch, int64_t b, Work *work, CaffnetProof *pr
         copy(work->g, work->f, n); /* feasible up to rounding: to be moved by rounding only, not by w */
         search = CAFFNET_ACTIVE;
     }
-    if (loaded != CONFLICT) state = attempt(work, search, start);
+    if (loaded != CONFLICT) state = project(work, search, start);
     if (state == CONFLICT || state == REJECTED) state = approach(work, (int)batch->strict, proof);
     else if (search == CAFFNET_PAPER && (batch->w || work->norm != 2.0) && try_compromise(batch, b, work))
         return batch->status[b];

@@ -12,6 +12,13 @@
    (Farkas). Every step raises the distance to g, so no face comes twice; a cap ends what rounding may make of that. */
 #include "internal.h"
 
+/* Whether every row holds up to `share` of the size of the numbers. */
+FN int accepts_coarsely(const Rows *s, const double *y, double size, double share, const CaffnetTolerances *t) {
+    for (Index i = 0; i < s->m; i++)
+        if (!(excess_of(s, i, value_of(s, i, y)) <= share * (size + s->size[i]) + t->underflow)) return 0;
+    return 1;
+}
+
 /* The multipliers of the inequalities in the face, for y = flat_point(g). */
 FN void multipliers(const Rows *s, Face *face, Index base, const double *g, const double *y) {
     for (Index j = 0; j < face->k; j++) face->d[j] = along(face, j, g, s->n) - along(face, j, y, s->n);
@@ -45,10 +52,10 @@ FN void warm(const Rows *s, Face *face, Index base, const int8_t *start, const d
 }
 
 /* The row that y violates most, of those that were violated before; of all, when none of those is any more; -1 if
-   there is none. `tolerance` is the excess, relative to the data, that counts as satisfied. */
-FN Index most_violated(const Rows *s, Face *face, const double *y, double scale, double tolerance,
-                       const CaffnetTolerances *t, Index *waiting) {
-    double free = tolerance * (scale + largest(y, s->n)) + t->underflow, worst = 0.0;
+   there is none. `fine` is the excess, relative to the data, that counts as satisfied. */
+FN Index most_violated(const Rows *s, Face *face, const double *y, double size, double fine, const CaffnetTolerances *t,
+                       Index *waiting) {
+    double free = fine * size + t->underflow, worst = 0.0;
     Index found = -1;
     for (;;) {
         int all = *waiting == 0;
@@ -57,7 +64,7 @@ FN Index most_violated(const Rows *s, Face *face, const double *y, double scale,
             Index i = all ? e : face->violated[e];
             if (face->held[i] != 0) continue; /* an equality that is not held depends on the others */
             double excess = excess_of(s, i, value_of(s, i, y));
-            if (excess > free + tolerance * s->size[i]) {
+            if (excess > free + fine * s->size[i]) {
                 face->violated[left_over++] = i;
                 excess *= excess;
                 if (excess > (1.0 + t->tie) * worst * s->squared[i]) { /* of equal rows the first */
@@ -71,59 +78,93 @@ FN Index most_violated(const Rows *s, Face *face, const double *y, double scale,
     }
 }
 
-/* Find the face of the projection of g, in `face`; the number of its rows, CONFLICT or NOT_FOUND.
+/* Put the rows marked in `held` into the face, after the equalities. */
+FN void rebuild_face(Work *work, const int8_t *held) {
+    restart(work);
+    for (Index i = 0; i < work->rows.m; i++)
+        if (held[i] != 0 && !work->rows.equal[i]) add(&work->rows, &work->face, i, held[i], work->t.rank);
+}
 
-   The face begins with the equalities, which are never dropped; `start` (or NULL) marks rows to begin with. After a
-   conflict, face.entering, face.side and face.r are its coefficients. */
-FN Index dual(Work *work, const double *g, double *y, const int8_t *start, double tolerance) {
+/* Let row p join the face, dropping what must leave; 0 if it cannot: a conflict. */
+FN int join(Work *work, Index p, double *y) {
     const Rows *s = &work->rows;
     Face *face = &work->face;
     const CaffnetTolerances *t = &work->t;
-    Index n = s->n, base = work->base, waiting = 0;
-    double *multiplier = face->multiplier, scale = largest(g, n);
-    if (start) warm(s, face, base, start, g, y, t);
+    Index n = s->n, base = work->base, side = value_of(s, p, y) > s->high[p] ? 1 : -1;
+    double bound = side > 0 ? s->high[p] : s->low[p], sign = (double)side, gain = 0.0, *multiplier = face->multiplier;
+    for (;;) {
+        double left = remainder_of(s, p, face);
+        int independent = face->k < n && left > t->rank * t->rank * s->squared[p];
+        in_rows(face, base, face->d, face->r, n);
+        double longest = HUGE_VAL, top = 0.0;
+        Index place = -1;
+        for (Index j = base; j < face->k; j++) top = larger(top, fabs(face->r[j]));
+        for (Index j = base; j < face->k; j++) {
+            double rate = sign * (double)face->sides[j] * face->r[j];
+            /* A rate that is rounding noise drives nothing out. */
+            if (rate > t->fine_rank * top && multiplier[j] < longest * rate) {
+                longest = larger(multiplier[j], 0.0) / rate;
+                place = j;
+            }
+        }
+        double step = HUGE_VAL;
+        if (independent) step = larger(sign * (value_of(s, p, y) - bound), 0.0) / left;
+        if (!independent && place < 0) {
+            face->entering = p;
+            face->side = side;
+            return 0;
+        }
+        double length = smaller(step, longest);
+        if (independent) subtract(y, length * sign, face->z, n);
+        gain += length;
+        for (Index j = base; j < face->k; j++) multiplier[j] -= length * sign * (double)face->sides[j] * face->r[j];
+        if (step <= longest) {
+            append(s, face, p, side, left);
+            multiplier[face->k - 1] = gain;
+            return 1;
+        }
+        drop(face, place, n);
+    }
+}
+
+/* Find the face of the projection of g, in `face`; the number of its rows, CONFLICT or NOT_FOUND.
+
+   The face begins with the equalities, which are never dropped; `start` (or NULL) marks rows to begin with. Rows count
+   as satisfied up to `fine`. Once they are up to `coarse`, few more rounds are spent on what is left: where rows
+   exclude each other by so little, the face before is the answer. A negative `coarse` makes that a conflict too. After
+   a conflict, face.entering and face.side are the row that could not join. */
+FN Index dual(Work *work, const double *g, double *y, const int8_t *start, double fine, double coarse) {
+    const Rows *s = &work->rows;
+    Face *face = &work->face;
+    const CaffnetTolerances *t = &work->t;
+    Index n = s->n, waiting = 0, rounds = 10 * (s->m + n) + 100;
+    int settled = 0;
+    double scale = largest(g, n);
+    if (start) warm(s, face, work->base, start, g, y, t);
     else flat_point(s, face, g, y);
-    for (Index round = 0; round < 10 * (s->m + n) + 100; round++) {
+    for (; rounds > 0; rounds--) {
         if (work->cancel && *work->cancel) return NOT_FOUND;
-        Index p = most_violated(s, face, y, scale, tolerance, t, &waiting);
+        double size = scale + largest(y, n);
+        Index p = most_violated(s, face, y, size, fine, t, &waiting);
         if (p < 0) return face->k;
-        Index side = value_of(s, p, y) > s->high[p] ? 1 : -1;
-        double bound = side > 0 ? s->high[p] : s->low[p], sign = (double)side, gain = 0.0;
-        for (;;) {
-            double left = remainder_of(s, p, face);
-            int independent = face->k < n && left > t->rank * t->rank * s->squared[p];
-            in_rows(face, base, face->d, face->r, n);
-            double longest = HUGE_VAL, top = 0.0;
-            Index place = -1;
-            for (Index j = base; j < face->k; j++) top = larger(top, fabs(face->r[j]));
-            for (Index j = base; j < face->k; j++) {
-                double rate = sign * (double)face->sides[j] * face->r[j];
-                /* A rate that is rounding noise drives nothing out. */
-                if (rate > t->fine_rank * top && multiplier[j] < longest * rate) {
-                    longest = larger(multiplier[j], 0.0) / rate;
-                    place = j;
-                }
+        if (coarse > 0.0 && !settled && waiting > 0) {
+            double excess = excess_of(s, p, value_of(s, p, y));
+            /* The most violated row is the farthest; others may exceed their own allowance, so all are asked. */
+            if (excess <= coarse * (size + s->size[p]) + t->underflow && accepts_coarsely(s, y, size, coarse, t)) {
+                settled = 1;
+                rounds = face->k == n ? 4 : n + 10; /* at a vertex there is little left to gain */
+                copy_face(s, &work->saved, face);
             }
-            double step = HUGE_VAL;
-            if (independent) step = larger(sign * (value_of(s, p, y) - bound), 0.0) / left;
-            if (!independent && place < 0) {
-                face->entering = p;
-                face->side = side;
-                return CONFLICT;
-            }
-            double length = smaller(step, longest);
-            if (independent) subtract(y, length * sign, face->z, n);
-            gain += length;
-            for (Index j = base; j < face->k; j++) multiplier[j] -= length * sign * (double)face->sides[j] * face->r[j];
-            if (step <= longest) {
-                append(s, face, p, side, left);
-                multiplier[face->k - 1] = gain;
-                break;
-            }
-            drop(face, place, n);
+        }
+        if (!join(work, p, y)) {
+            if (!settled) return CONFLICT;
+            break;
         }
     }
-    return NOT_FOUND;
+    if (!settled) return NOT_FOUND;
+    copy_face(s, face, &work->saved);
+    flat_point(s, face, g, y);
+    return face->k;
 }
 
 /* For a g inside the set: the row whose plane is nearest, as a face of one row. The ball around g that touches this
@@ -152,15 +193,15 @@ FN Index nearest_plane(Work *work, const double *g) {
 }
 
 /* The face of the projection of g, never empty. */
-FN Index nearest_face(Work *work, const double *g, double *y, const int8_t *start, double tolerance) {
+FN Index nearest_face(Work *work, const double *g, double *y, const int8_t *start) {
     restart(work);
-    Index k = dual(work, g, y, start, tolerance);
+    Index k = dual(work, g, y, start, work->t.search, work->t.feasibility);
     return k == 0 ? nearest_plane(work, g) : k;
 }
 
 /* ACTIVE with w: the face of the projection of f, if its candidate is feasible and nearer to f than that of the face
    of g, which has k rows (or none) and has just been found. */
-FN Index nearer_face(Work *work, Index k, double tolerance) {
+FN Index nearer_face(Work *work, Index k) {
     const Rows *s = &work->rows;
     Face *face = &work->face;
     double best = HUGE_VAL, *y = work->y;
@@ -171,15 +212,13 @@ FN Index nearer_face(Work *work, Index k, double tolerance) {
         best = distance(y, f, s->n, work->norm);
     }
     restart(work);
-    Index other = dual(work, f, y, k > 0 ? work->kept : NULL, tolerance);
+    Index other = dual(work, f, y, k > 0 ? work->kept : NULL, work->t.search, work->t.feasibility);
     if (other > 0) {
         flat_point(s, face, g, y);
         double start = larger(largest(f, s->n), largest(g, s->n));
         if (distance(y, f, s->n, work->norm) < best && accepts(s, y, start, &work->t)) return other;
     }
     if (k < 0) return k;
-    restart(work);
-    for (Index i = 0; i < s->m; i++)
-        if (work->kept[i] != 0 && !s->equal[i]) add(s, face, i, work->kept[i], work->t.rank);
+    rebuild_face(work, work->kept);
     return face->k;
 }

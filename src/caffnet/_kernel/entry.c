@@ -73,11 +73,18 @@ FN size_t carve(Work *work, int64_t outputs, int64_t count, int search, void *me
     work->kept = MARKS(m);
     work->seed = MARKS(wide);
     work->stood = MARKS(m);
+    work->saved.rows = INDICES(n + 1);
+    work->saved.sides = INDICES(n + 1);
+    work->saved.multiplier = DOUBLES(n + 1);
+    work->saved.unit = INDICES(n + 1);
+    work->saved.held = MARKS(m);
     work->before = MARKS(m);
     walk->pinv = DOUBLES(paper * n * n);
     walk->null = DOUBLES(paper * n * n);
     face->Q = DOUBLES(n * n); /* last: a box does not touch them, and large memory costs when it is touched */
     face->R = DOUBLES(n * n);
+    work->saved.Q = DOUBLES(n * n);
+    work->saved.R = DOUBLES(n * n);
     return pool.used;
 }
 

@@ -140,6 +140,21 @@ FN void flat_point(const Rows *s, Face *face, const double *g, double *y) {
     slide(s, face, 0, y);
 }
 
+FN void copy_face(const Rows *s, Face *to, const Face *from) {
+    Index n = s->n, k = from->k;
+    to->k = k;
+    copy(to->Q, from->Q, k * n);
+    for (Index j = 0; j < k; j++) {
+        size_t line = (size_t)j * (size_t)n;
+        copy(to->R + line + j, from->R + line + j, k - j);
+        to->rows[j] = from->rows[j];
+        to->sides[j] = from->sides[j];
+        to->multiplier[j] = from->multiplier[j];
+        to->unit[j] = from->unit[j];
+    }
+    for (Index i = 0; i < s->m; i++) to->held[i] = from->held[i];
+}
+
 FN void clear_face(const Rows *s, Face *face) {
     for (Index i = 0; i < s->m; i++) face->held[i] = 0;
     face->k = 0;

@@ -53,7 +53,7 @@ FN void tangent(Work *work, const int8_t *active, const double *y, const double 
     restore_bounds(work);
     for (Index j = 0; j < n; j++) d[j] = -v[j];
     restart(work);
-    if (dual(work, d, back, NULL, work->t.search) < 0) return;
+    if (dual(work, d, back, NULL, work->t.search, work->t.feasibility) < 0) return;
     flat_point(s, &work->face, d, back);
     if (!accepts(s, back, largest(v, n), &work->t)) {
         slide_finely(s, &work->face, back);

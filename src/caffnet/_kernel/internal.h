@@ -78,6 +78,7 @@ typedef struct {
 typedef struct {
     Rows rows;
     Face face;
+    Face saved; /* a copy of `face`; only what copy_face copies */
     Walk walk;
     double *f, *g, *y;         /* (n,) */
     double *spare, *other;     /* (n,) */
