@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,29 +15,39 @@ import caffnet_lab
 
 ROOT, LAB = Path(caffnet.__file__).parent, Path(caffnet_lab.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
+C_FILES = sorted([*(ROOT / "_kernel").glob("*.c"), *(ROOT / "_kernel").glob("*.h")])
 
-# The order in which modules may import: only from the left.
+# The order in which modules may import: only from earlier lines. Modules of one line do not know each other.
 ORDER = [
-    *(
-        "errors",
-        "tolerance",
-        "constraints",
-        "rows",
-        "search",
-        "certificate",
-        "problem",
-        "kernel",
-        "compromise_kernel",
-        "compiled",
-        "failures",
-    ),
-    *("compromise", "solve", "preparation", "dispatch", "projection", "layer", "model", "training"),
+    {"errors", "tolerance", "_solve.tracing", "_kernel.build"},
+    {"constraints"},
+    {"_solve.problem"},
+    {"_kernel.native", "_solve.prepare"},
+    {"_solve.infeasible", "_solve.face"},
+    {"_solve.graph"},
+    {"_solve.run"},
+    {"_solve.gradient"},
+    {"projection"},
+    {"layer"},
+    {"model"},
+    {"training"},
 ]
-CORE = {*ORDER, "backbones", "__init__"}
+CORE = {*set.union(*ORDER), "backbones", "__init__", "_solve.__init__", "_kernel.__init__"}
 
 
 def name_of(path: Path) -> str:
-    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts)
+
+
+def rank_of(name: str) -> int:
+    return next(i for i, line in enumerate(ORDER) if name in line)
+
+
+def id_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+CORE_FILES = [path for path in FILES if name_of(path) in CORE]
 
 
 def imports(path: Path) -> set[str]:
@@ -51,19 +62,37 @@ def imports(path: Path) -> set[str]:
         if node in skipped:
             continue
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "caffnet":
-            parts = node.module.split(".")
-            found.update([parts[1]] if len(parts) > 1 else [alias.name for alias in node.names])
+            inside = node.module.removeprefix("caffnet").removeprefix(".")
+            names = {f"{inside}.{alias.name}".removeprefix(".") for alias in node.names}
+            modules = {name for name in names if (ROOT / f"{name.replace('.', '/')}.py").exists()}
+            found |= modules or {inside}
         elif isinstance(node, ast.Import):
-            found.update(alias.name.split(".")[1] for alias in node.names if alias.name.startswith("caffnet."))
+            found.update(
+                alias.name.removeprefix("caffnet.") for alias in node.names if alias.name.startswith("caffnet.")
+            )
     return found
 
 
-@pytest.mark.parametrize("path", [p for p in FILES if name_of(p) in ORDER], ids=lambda p: str(p.relative_to(ROOT)))
+def test_every_module_of_the_core_has_its_place():
+    """What is not in the order belongs to the methods or to control, or knows nothing of constraints."""
+    others = {name_of(path) for path in FILES} - CORE
+    assert {name.split(".")[0] for name in others} == {"methods", "control"}
+    assert {name_of(path) for path in CORE_FILES} == CORE
+
+
+@pytest.mark.parametrize("path", [p for p in CORE_FILES if name_of(p) in set.union(*ORDER)], ids=id_of)
 def test_imports_run_one_way(path: Path):
-    here = ORDER.index(name_of(path))
+    here = rank_of(name_of(path))
     for other in imports(path):
-        assert other in ORDER, f"{path.name} imports {other}"
-        assert ORDER.index(other) <= here, f"{path.name} imports {other}, which comes after it"
+        assert other in set.union(*ORDER), f"{path.name} imports {other}"
+        assert rank_of(other) < here, f"{path.name} imports {other}, which does not come before it"
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if name_of(p).split(".")[0] in ("methods", "control")], ids=id_of)
+def test_what_stands_on_the_core_does_not_reach_into_the_solver(path: Path):
+    """They use public names and, of the inside, the words of a problem and what asks torch about tracing."""
+    inside = {name for name in imports(path) if name.startswith(("_solve", "_kernel"))}
+    assert inside <= {"_solve.tracing", "_solve.problem"}
 
 
 def everything_named(path: Path) -> set[str]:
@@ -79,21 +108,18 @@ def everything_named(path: Path) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+@pytest.mark.parametrize("path", FILES, ids=id_of)
 def test_the_library_does_not_know_the_laboratory(path: Path):
     assert not {name for name in everything_named(path) if name.startswith("caffnet_lab")}
 
 
 #: What the laboratory may take from the library: its public names, `caffnet.methods` and `caffnet.control`; and these.
 INSIDE = {
-    "bench/claims.py": {"caffnet.search.enumeration.DEFAULT_BUDGET"},
+    "bench/claims.py": {"caffnet._solve.problem.DEFAULT_BUDGET"},
     "bench/contestants.py": {"caffnet.errors.BudgetError"},
     "bench/tasks.py": {f"caffnet.constraints.{side}" for side in ("BOTH", "EQUAL", "LOWER", "UPPER")},
-    "experiments/opt.py": {"caffnet.constraints.EQUAL", "caffnet.constraints.UPPER", "caffnet.preparation.Prepared"},
-    "experiments/problem.py": {
-        *(f"caffnet.constraints.{side}" for side in ("BOTH", "EQUAL", "LOWER", "UPPER")),
-        "caffnet.preparation.Prepared",
-    },
+    "experiments/opt.py": {"caffnet.constraints.EQUAL", "caffnet.constraints.UPPER"},
+    "experiments/problem.py": {f"caffnet.constraints.{side}" for side in ("BOTH", "EQUAL", "LOWER", "UPPER")},
     "experiments/pwc.py": {"caffnet.constraints.BOTH"},
 }
 
@@ -112,34 +138,82 @@ def test_the_laboratory_takes_public_names(path: Path):
 
 
 def test_the_measure_does_not_know_the_searches():
-    assert imports(ROOT / "constraints.py") <= {"errors", "tolerance"}
+    assert imports(ROOT / "constraints.py") <= {"errors", "tolerance", "_solve.tracing"}
 
 
 def test_the_backbones_know_nothing_of_constraints():
     assert imports(ROOT / "backbones.py") == set()
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "search").glob("*.py")), ids=lambda p: p.name)
-def test_the_searches_do_not_know_that_they_are_differentiated(path: Path):
-    text = path.read_text()
+def test_the_build_needs_nothing_but_the_standard_library():
+    """A build runs it by its path, before the package or torch is there."""
+    tree = ast.parse((ROOT / "_kernel" / "build.py").read_text())
+    for node in ast.walk(tree):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        assert all(name.split(".")[0] in sys.stdlib_module_names for name in names), names
+
+
+# ------------------------------------------------------------------------------------------------ torch
+
+
+#: Names that ask torch what is going on, or that are not for users.
+_STATE = {"is_compiling", "is_exporting", "is_dynamo_compiling", "is_tracing", "is_scripting", "is_autocast_enabled"}
+
+
+def words_of(path: Path) -> set[str]:
+    """Dotted names of torch that a file uses, in its code and not in its texts."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Attribute):
+            found.add(ast.unparse(node))
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in ("torch", "functorch"):
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return {name for name in found if name.split(".")[0] in ("torch", "functorch")}
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if name_of(p) != "_solve.tracing"], ids=id_of)
+def test_one_file_asks_torch_what_is_going_on(path: Path):
+    for name in words_of(path):
+        parts = name.split(".")
+        assert not any(part.startswith("_") and not part.startswith("__") for part in parts), f"{name} is private"
+        assert "functorch" not in parts and "forward_ad" not in parts, name
+        assert parts[-1] not in _STATE or parts[0] != "torch", f"{name}: ask caffnet._solve.tracing"
+
+
+def test_there_are_two_autograd_functions_in_one_file():
+    found = {}
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef) and any(ast.unparse(base).endswith("Function") for base in node.bases):
+                found[node.name] = name_of(path)
+    assert found == {"_Solved": "_solve.gradient", "_Inward": "_solve.gradient"}
+
+
+@pytest.mark.parametrize(
+    "name", ["_kernel.native", "_solve.graph", "_solve.face", "_solve.prepare", "_solve.infeasible"]
+)
+def test_what_solves_does_not_know_that_it_is_differentiated(name: str):
+    text = (ROOT / f"{name.replace('.', '/')}.py").read_text()
     assert "autograd" not in text and "requires_grad" not in text
-
-
-def test_there_is_one_autograd_function():
-    assert [p.name for p in FILES if "autograd.Function)" in p.read_text()] == ["projection.py"]
 
 
 def test_importing_the_library_needs_the_core_dependencies_only():
     code = (
         "import sys, caffnet; "
-        "bad = {'matplotlib', 'typer', 'rich', 'scipy', 'casadi', 'gymnasium', 'onnx', 'onnxruntime', 'safetensors'} "
-        "& set(sys.modules); sys.exit(str(bad) if bad else 0)"
+        "bad = {'matplotlib', 'typer', 'rich', 'scipy', 'casadi', 'gymnasium', 'onnx', 'onnxruntime', 'safetensors', "
+        "'numba', 'daqp'} & set(sys.modules); sys.exit(str(bad) if bad else 0)"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
 
 
-@pytest.mark.parametrize("path", [p for p in FILES if name_of(p) in CORE], ids=lambda p: str(p.relative_to(ROOT)))
+# ------------------------------------------------------------------------------------------------ habits
+
+
+@pytest.mark.parametrize("path", CORE_FILES, ids=id_of)
 def test_no_prints_no_global_switches(path: Path):
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
@@ -148,19 +222,70 @@ def test_no_prints_no_global_switches(path: Path):
             assert node.attr not in ("set_default_dtype", "set_default_device", "set_num_threads", "manual_seed")
 
 
-def test_every_number_that_decides_lives_in_tolerance():
+@pytest.mark.parametrize("path", [p for p in CORE_FILES if p.name != "tolerance.py"], ids=id_of)
+def test_every_number_that_decides_lives_in_tolerance(path: Path):
     """No literal like 1e-9 outside of tolerance.py."""
-    for path in FILES:
-        if name_of(path) not in CORE or path.name == "tolerance.py":
-            continue
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Constant) and isinstance(node.value, float):
-                assert node.value == 0 or abs(node.value) > 1e-3, f"{path.name}: {node.value}"
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Constant) and isinstance(node.value, float):
+            assert node.value == 0 or abs(node.value) > 1e-3, f"{path.name}: {node.value}"
 
 
 def test_the_public_names():
     expected = """
-    AffineSet project Projection Status prepare CAffine CAffNet FeedForward Transformer ConstraintError InfeasibleError
+    AffineSet BudgetError CAffNet CAffine Conflict ConstraintError DtypeError FeedForward InfeasibleError KernelError
+    Prepared Projection Status Transformer prepare project
     """
     assert sorted(caffnet.__all__) == sorted(expected.split())
     assert all(getattr(caffnet, name).__doc__ for name in caffnet.__all__)
+
+
+# ------------------------------------------------------------------------------------------------ the files in C
+
+
+def code_of(path: Path) -> str:
+    """A C file without comments and texts."""
+    text = re.sub(r"/\*.*?\*/", " ", path.read_text(), flags=re.DOTALL)
+    return re.sub(r'"[^"\n]*"', '""', text)
+
+
+def test_every_c_file_is_compiled():
+    """kernel.c has all of them, each once, but for dispatch.c, which picks among its copies."""
+    included = re.findall(r'#include "(\w+\.c)"', (ROOT / "_kernel" / "kernel.c").read_text())
+    assert sorted([*included, "kernel.c", "dispatch.c"]) == sorted(path.name for path in C_FILES if path.suffix == ".c")
+
+
+def test_the_header_lists_every_file():
+    text = (ROOT / "_kernel" / "kernel.h").read_text()
+    listed = re.findall(r"^     (\w+)  +\w", text, flags=re.MULTILINE)
+    included = re.findall(r'#include "(\w+)\.c"', (ROOT / "_kernel" / "kernel.c").read_text())
+    assert listed == included
+
+
+@pytest.mark.parametrize("path", [p for p in C_FILES if p.name != "dispatch.c"], ids=lambda p: p.name)
+def test_the_kernel_calls_the_functions_that_its_header_names(path: Path):
+    """No allocation, no output, and of the mathematical library only what has the same bits everywhere (and pow)."""
+    code = "\n".join(map(code_of, C_FILES))
+    own = {
+        name for line in re.findall(r"^(?:FN|EXPORT) .*$", code, re.M) for name in re.findall(r"(\w+)\)?\(", line)[:2]
+    }
+    own |= set(re.findall(r"^#define (\w+)\(", code, re.M))
+    words = {"if", "else", "for", "while", "return", "sizeof", "defined", "__attribute__", "__declspec", "visibility"}
+    allowed = {"fabs", "sqrt", "fma", "frexp", "ldexp", "pow", "memset", "memcpy"}
+    called = set(re.findall(r"\b([a-zA-Z_]\w*)\s*\(", code_of(path)))
+    assert called - own - words - allowed == set()
+
+
+@pytest.mark.parametrize("path", C_FILES, ids=lambda p: p.name)
+def test_the_kernel_has_no_state_of_its_own(path: Path):
+    """Nothing at the level of a file but types, functions and constants; nothing static within a function."""
+    assert not re.search(r"^\s+static\b", code_of(path), flags=re.MULTILINE)
+    variable = re.compile(r"(?!typedef)(?:static |EXPORT )?(?:\w+ )+\**\w+(?:\[\w*\])?(?: = .*)?;")
+    for line in code_of(path).splitlines():
+        assert "const" in line or not variable.match(line), line
+
+
+@pytest.mark.parametrize("path", C_FILES, ids=lambda p: p.name)
+def test_tolerances_of_the_kernel_come_from_python(path: Path):
+    """No small decimal number in C: they are handed over. Powers of two (0x1p-98) are given with their reason."""
+    for number in re.findall(r"(?<![\w.])(\d+\.?\d*(?:[eE][-+]?\d+)?)(?![\w.])", code_of(path)):
+        assert float(number) == 0 or float(number) > 1e-3, f"{path.name}: {number}"

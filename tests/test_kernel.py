@@ -467,11 +467,13 @@ def test_calls_from_many_threads_do_not_meet():
             assert torch.equal(answer, right)
 
 
-def run_python(code: str, path: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+def run_python(
+    code: str, path: Path | None = None, timeout: float = 300, **environment: str
+) -> subprocess.CompletedProcess[str]:
     """Run a few lines in a process of their own, with the package in `path` if that is given."""
     settings = {**os.environ, **environment, **({"PYTHONPATH": str(path)} if path else {})}
     command = [sys.executable, "-W", "ignore", "-c", code]
-    return subprocess.run(command, env=settings, capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, env=settings, capture_output=True, text=True, timeout=timeout)
 
 
 def test_a_forked_process_makes_its_own_threads():
@@ -607,6 +609,24 @@ def test_high_norms_of_small_and_large_numbers(norm: float, size: float):
     torch.testing.assert_close(lengths[0], lengths[1], rtol=1e-6, atol=0)
 
 
+@pytest.mark.parametrize("size", [1e100, 1e160, 1e200, 1e300])
+@pytest.mark.parametrize("search", ["full", "lite", "active"])
+def test_a_huge_f_beside_ordinary_rows_is_answered(search: str, size: float):
+    """Squares of what is left after scaling vanish. In a process of its own: a search without end cannot be stopped."""
+    done = run_python(
+        "import torch, caffnet\n"
+        "A = torch.tensor([[0.32, 0.106], [0.765, -0.9], [-0.684, -0.921], [-0.925, -0.488], [-0.072, -1.796],\n"
+        "    [-0.0616, 1.8], [0.532, -0.67], [0.923, 0.0247]], dtype=torch.float64)\n"
+        "lower = [-1.07, 0.356, 0.563, 0.66, 2.394, -torch.inf, -torch.inf, -1.02]\n"
+        "upper = [0.19, 0.845, 1.755, 1.786, 3.449, -0.523, 0.65, 0.137]\n"
+        f"f = {size!r} * torch.tensor([1.4, -0.248], dtype=torch.float64)\n"
+        f"answer = caffnet.project(f, caffnet.AffineSet(A, lower, upper), search={search!r})\n"
+        "assert (answer.violation <= 100 * 2**-52 * f.abs().amax()).all(), answer\n",
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr[-500:]
+
+
 # ------------------------------------------------------------------------------------------------ the library
 
 
@@ -707,7 +727,7 @@ def test_the_structs_of_python_and_c_are_the_same(tmp_path: Path):
     lines = [f'printf("%d\\n", (int)sizeof({name}));' for name in sizes]
     lines += [f'printf("%d\\n", (int)offsetof({struct}, {name}));' for struct, name in fields]
     source = tmp_path / "sizes.c"
-    source.write_text("#include <stddef.h>\n#include <stdio.h>\n#include \"kernel.h\"\nint main(void) {\n")
+    source.write_text('#include <stddef.h>\n#include <stdio.h>\n#include "kernel.h"\nint main(void) {\n')
     with open(source, "a") as file:
         file.write("\n".join(lines) + "\nreturn 0;\n}\n")
     assert COMPILER is not None
@@ -747,7 +767,7 @@ def compile_kernel(folder: Path, *changes: tuple[str, str, str]) -> ctypes.CDLL:
 
 
 def random_call(seed: int) -> tuple[Problem, Options, Tensor | None, Tensor]:
-    """A small batch of any kind: every search and option, equalities, boxes, copies of rows, empty sets, bad numbers."""
+    """A small batch of any kind: every search and option, equalities, boxes, copies of rows, empty sets, NaN."""
     random = np.random.default_rng(seed)
     search = str(random.choice(["full", "lite", "active", "paper"]))
     largest = {"full": (5, 8), "lite": (6, 9), "active": (20, 30), "paper": (3, 6)}[search]
@@ -801,7 +821,9 @@ def call_everything(library: ctypes.CDLL, seed: int, memory: int) -> list[Tensor
     library.caffnet_gradient(
         batch.packed, native._GRADIENTS.pack(v.data_ptr(), v.stride(0), *addresses, *steps), 0, samples, memory
     )
-    kept = Answer(*(None if t is None else t.clone() for t in (answer.value, answer.status, answer.active, answer.choice)))
+    kept = Answer(
+        *(None if t is None else t.clone() for t in (answer.value, answer.status, answer.active, answer.choice))
+    )
     multipliers, proof = torch.zeros(m, dtype=DOUBLE), torch.zeros(2, dtype=DOUBLE)
     library.caffnet_conflict(batch.packed, samples - 1, multipliers.data_ptr(), proof.data_ptr(), memory)
     choice = torch.zeros(0) if kept.choice is None else kept.choice
@@ -820,7 +842,7 @@ def test_the_kernel_stays_within_its_workspace():
         n, m, search = problem.f.shape[-1], problem.A.shape[-2], native.SEARCHES[options.search]
         size = library.caffnet_workspace(n, m, search)
         held = torch.full((size + 4096 + 128,), _MARK, dtype=torch.uint8)
-        begin = (-held.data_ptr()) % 64 + 1  # one byte after a multiple of 64, which is what the kernel's callers align to
+        begin = -held.data_ptr() % 64 + 1  # one byte after a multiple of 64: the next is where the kernel begins
         address = (held.data_ptr() + begin + 63) & ~63
         call_everything(library, seed, address)
         assert (held[:begin] == _MARK).all(), seed
@@ -868,6 +890,6 @@ def test_the_bits_do_not_depend_on_the_compiler_or_the_instructions(tmp_path: Pa
     other, memory = compile_kernel(tmp_path), torch.empty(2**20, dtype=torch.uint8)
     address = (memory.data_ptr() + 63) & ~63
     for seed in CALLS:
-        pairs = zip(call_everything(native._library(), seed, address), call_everything(other, seed, address), strict=True)
-        for i, (one, two) in enumerate(pairs):
+        found = [call_everything(library, seed, address) for library in (native._library(), other)]
+        for i, (one, two) in enumerate(zip(*found, strict=True)):
             assert torch.equal(one.nan_to_num(7.0), two.nan_to_num(7.0)), f"seed {seed}, output {i}"

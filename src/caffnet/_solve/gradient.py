@@ -18,43 +18,49 @@ from caffnet import tolerance
 from caffnet._solve import run
 from caffnet._solve.face import dot, factor, pick_rows, product, times_power, unit_exponent
 from caffnet._solve.problem import Answer, Options, Problem
-from caffnet._solve.tracing import in_forward_mode, in_transform, is_compiling, is_concrete, no_autocast
+from caffnet._solve.tracing import in_forward_mode, in_transform, is_compiling, is_concrete, is_exporting, no_autocast
 
 
 def answer(problem: Problem, options: Options, start: Tensor | None = None) -> Answer:
     """Solve every sample, with the gradient attached to the value."""
-    if is_compiling():  # the operation brings its own derivative; an exported graph needs none
+    if is_exporting():  # an exported graph has no gradient
         return run.solve(problem, options)
     wanted = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in problem.tensors)
-    in_plain = in_forward_mode() or in_transform()
-    if not (wanted or in_plain):
+    if not is_compiling() and (in_forward_mode() or in_transform()):
+        with torch.no_grad():
+            found = run.solve(problem.detach(), options, start)
+        return found._replace(value=on_face(problem, found, options))
+    if not wanted:
         return run.solve(problem, options, start)
-    with torch.no_grad():
-        detached = problem.replace_tensors(*(None if t is None else t.detach() for t in problem.tensors))  # pyright: ignore
-        found = run.solve(detached, options, start)
-    value = on_face(problem, found, options) if in_plain else _Solved.apply(*problem.tensors, problem, found, options)
-    return Answer(value, found.status, found.active, found.choice)
+    return Answer(*_Solved.apply(*problem.tensors, problem.row_kinds, problem.labels, problem.batch_shape, options, start))
 
 
 class _Solved(torch.autograd.Function):
-    """The value that the kernel found, differentiated by the kernel; by `on_face` where that is differentiated again."""
+    """The answer of the kernel, differentiated by the kernel; by `on_face` where that is differentiated again."""
 
     @staticmethod
-    def forward(ctx: Any, f: Tensor, w: Any, A: Tensor, lower: Tensor, upper: Tensor, *more: Any) -> Tensor:
-        ctx.problem, ctx.answer, ctx.options = more
-        ctx.save_for_backward(f, w, A, lower, upper)
-        return ctx.answer.value.clone()
+    def forward(
+        ctx: Any, f: Tensor, w: Any, A: Tensor, lower: Tensor, upper: Tensor, *more: Any
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        row_kinds, labels, batch_shape, options, start = more
+        problem = Problem(f, w, A, lower, upper, row_kinds, labels, batch_shape)
+        found = run.solve(problem.detach(), options, start)
+        ctx.rows, ctx.options = (row_kinds, labels, batch_shape), options
+        ctx.save_for_backward(f, w, A, lower, upper, *found)
+        ctx.mark_non_differentiable(*(t for t in found[1:] if t is not None))
+        return tuple(found)  # pyright: ignore[reportReturnType]
 
     @staticmethod
     def backward(ctx: Any, *incoming: Tensor):
-        (v,) = incoming
-        problem = ctx.problem.replace_tensors(*ctx.saved_tensors)
-        wanted = ctx.needs_input_grad[:5]
-        if not torch.is_grad_enabled() and is_concrete(v) and not in_transform():
-            found: Sequence[Tensor | None] = run.gradient(v, problem, ctx.answer, ctx.options, wanted)
+        v = incoming[0]
+        problem = Problem(*ctx.saved_tensors[:5], *ctx.rows)
+        found, wanted = Answer(*ctx.saved_tensors[5:]), ctx.needs_input_grad[:5]
+        slopes: Sequence[Tensor | None]
+        if is_compiling() or (not torch.is_grad_enabled() and is_concrete(v) and not in_transform()):
+            slopes = run.gradient(v, problem, found, ctx.options, wanted)
         else:
-            found = _again(problem, ctx.answer, ctx.options, wanted, v)
-        return *(t if want else None for t, want in zip(found, wanted, strict=True)), None, None, None
+            slopes = _again(problem, found, ctx.options, wanted, v)
+        return *(t if want else None for t, want in zip(slopes, wanted, strict=True)), *(None,) * 5
 
 
 def _again(

@@ -116,6 +116,10 @@ class Problem(NamedTuple):
         """The data that an answer can be differentiated by."""
         return self[:5]
 
+    def detach(self) -> Problem:
+        """The same problem without gradients."""
+        return self.replace_tensors(*(None if t is None else t.detach() for t in self.tensors))  # pyright: ignore
+
     def replace_tensors(self, f: Tensor, w: Tensor | None, A: Tensor, lower: Tensor, upper: Tensor) -> Problem:
         """The same problem with other data."""
         return Problem(f, w, A, lower, upper, self.row_kinds, self.labels, self.batch_shape)

@@ -7,7 +7,6 @@ it; there the sub-constraints are enumerated in plain arithmetic (`graph`).
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -57,6 +56,10 @@ def gradient(
     v: Tensor, problem: Problem, answer: Answer, options: Options, wanted: tuple[bool, ...]
 ) -> tuple[Tensor | None, ...]:
     """Gradients for f, w, A, lower and upper, where `wanted`, by the kernel."""
+    if is_compiling():
+        tensors = (v, *problem.tensors, answer.value, answer.status, answer.active)
+        found = torch.ops.caffnet.gradient(*tensors, list(wanted), *pack(problem, options))
+        return tuple(t if want else None for t, want in zip(found, wanted, strict=True))
     device = problem.f.device
     if problem.f.is_cpu:
         return native.gradient(v, problem, answer, options, wanted)
@@ -88,7 +91,8 @@ def _on_cpu(problem: Problem) -> Problem:
 def pack(problem: Problem, options: Options) -> tuple:
     """What an operation is told beside tensors: it takes numbers and texts only."""
     p = problem
-    labels = "" if p.labels is None else json.dumps(p.labels)
+    # Each name after its length: a name may be empty, or hold anything. A row without a name has length -1.
+    labels = "" if p.labels is None else "".join("-1:" if name is None else f"{len(name)}:{name}" for name in p.labels)
     chosen = (options.search, options.norm, options.strict, options.on_infeasible, options.gradient, options.budget)
     return (p.row_kinds, labels, list(p.batch_shape), *chosen)
 
@@ -97,99 +101,65 @@ def unpack(
     tensors: Sequence[Any], row_kinds: str, labels: str, batch_shape: Sequence[int], *options: Any
 ) -> tuple[Problem, Options]:
     """The inverse of `pack`."""
-    names = tuple(json.loads(labels)) if labels else None
-    return Problem(*tensors, row_kinds, names, tuple(batch_shape)), Options(*options)
+    names: list[str | None] = []
+    while labels:
+        size, _, labels = labels.partition(":")
+        length = max(int(size), 0)
+        names.append(None if size == "-1" else labels[:length])
+        labels = labels[length:]
+    return Problem(*tensors, row_kinds, tuple(names) or None, tuple(batch_shape)), Options(*options)
 
 
 def _opaque(problem: Problem, options: Options) -> Answer:
-    return Answer(*_solve_op(*problem.tensors, *pack(problem, options)))
+    return Answer(*torch.ops.caffnet.solve(*problem.tensors, *pack(problem, options)))
 
 
-@torch.library.custom_op("caffnet::solve", mutates_args=())
-def _solve_op(
-    f: Tensor,
-    w: Tensor | None,
-    A: Tensor,
-    lower: Tensor,
-    upper: Tensor,
-    row_kinds: str,
-    labels: str,
-    batch_shape: Sequence[int],
-    search: str,
-    norm: float,
-    strict: bool,
-    on_infeasible: str,
-    gradient: str,
-    budget: int,
-) -> tuple[Tensor, Tensor, Tensor]:
+_TENSORS = "Tensor f, Tensor? w, Tensor A, Tensor lower, Tensor upper"
+_PACKED = (
+    "str row_kinds, str labels, SymInt[] batch_shape, str search, float norm, bool strict, str on_infeasible, "
+    "str gradient, int budget"
+)
+# Defined by schema, not by decorator: that adds three layers of Python to every call of a compiled graph.
+_operations = torch.library.Library("caffnet", "DEF")
+_operations.define(f"solve({_TENSORS}, {_PACKED}) -> (Tensor, Tensor, Tensor)")
+_operations.define(
+    f"gradient(Tensor v, {_TENSORS}, Tensor value, Tensor status, Tensor active, bool[] wanted, {_PACKED}) "
+    "-> (Tensor, Tensor, Tensor, Tensor, Tensor)"
+)
+
+
+def _solve_op(f: Tensor, w: Tensor | None, A: Tensor, lower: Tensor, upper: Tensor, *packed: Any):
     """`_native` as one operation that tracers see from outside."""
-    more = (row_kinds, labels, batch_shape, search, norm, strict, on_infeasible, gradient, budget)
-    answer = _native(*unpack((f, w, A, lower, upper), *more), None)
-    return answer.value, answer.status, answer.active
+    return _native(*unpack((f, w, A, lower, upper), *packed), None)[:3]
 
 
-@_solve_op.register_fake
-def _(f: Tensor, w: Tensor | None, A: Tensor, lower: Tensor, upper: Tensor, *more: Any):
+def _solve_shapes(f: Tensor, w: Tensor | None, A: Tensor, lower: Tensor, upper: Tensor, *packed: Any):
     samples, n = f.shape
     status = f.new_empty(samples, dtype=torch.int8)
     return f.new_empty(samples, n), status, f.new_empty(samples, A.shape[-2], dtype=torch.int8)
 
 
-@torch.library.custom_op("caffnet::gradient", mutates_args=())
-def _gradient_op(
-    v: Tensor,
-    f: Tensor,
-    w: Tensor | None,
-    A: Tensor,
-    lower: Tensor,
-    upper: Tensor,
-    value: Tensor,
-    status: Tensor,
-    active: Tensor,
-    wanted: Sequence[bool],
-    row_kinds: str,
-    labels: str,
-    batch_shape: Sequence[int],
-    search: str,
-    norm: float,
-    strict: bool,
-    on_infeasible: str,
-    gradient_kind: str,
-    budget: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _gradient_op(v: Tensor, *more: Any):
     """`gradient` as one operation; what is not wanted is empty."""
-    more = (row_kinds, labels, batch_shape, search, norm, strict, on_infeasible, gradient_kind, budget)
-    problem, options = unpack((f, w, A, lower, upper), *more)
+    f, w, A, lower, upper, value, status, active, wanted, *packed = more
+    problem, options = unpack((f, w, A, lower, upper), *packed)
     found = gradient(v, problem, Answer(value, status, active), options, tuple(wanted))
-    first, second, *rest = (f.new_empty(0) if t is None else t for t in found)
-    return first, second, rest[0], rest[1], rest[2]
+    return tuple(f.new_empty(0) if t is None else t for t in found)
 
 
-@_gradient_op.register_fake
-def _(v: Tensor, f: Tensor, w: Tensor | None, A: Tensor, lower: Tensor, upper: Tensor, *more: Any):
-    wanted = more[3]
-    shapes = (f, f, A, lower, upper)
+def _gradient_shapes(v: Tensor, *more: Any):
+    f, w, A, lower, upper, _, _, _, wanted, *_ = more
     return tuple(
-        t.new_empty(t.shape) if want and not (i == 1 and w is None) else f.new_empty(0)
-        for i, (t, want) in enumerate(zip(shapes, wanted, strict=True))
+        t.new_empty(t.shape) if want and t is not None else f.new_empty(0)
+        for t, want in zip((f, w, A, lower, upper), wanted, strict=True)
     )
 
 
-def _save(ctx: Any, inputs: tuple, output: tuple) -> None:
-    *tensors, row_kinds, labels, batch_shape, search, norm, strict, on_infeasible, kind, budget = inputs
-    ctx.save_for_backward(*tensors, *output)
-    ctx.more = (row_kinds, labels, list(batch_shape), search, norm, strict, on_infeasible, kind, budget)
-    ctx.mark_non_differentiable(*output[1:])
-
-
-def _backward(ctx: Any, v: Tensor, *_: Tensor):
-    wanted = [bool(need) for need in ctx.needs_input_grad[:5]]
-    *tensors, value, status, active = ctx.saved_tensors
-    found = _gradient_op(v, *tensors, value, status, active, wanted, *ctx.more)
-    return *(t if want else None for t, want in zip(found, wanted, strict=True)), *(None,) * 9
-
-
-_solve_op.register_autograd(_backward, setup_context=_save)
+for _device in ("CPU", "CUDA"):
+    _operations.impl("solve", _solve_op, _device)
+    _operations.impl("gradient", _gradient_op, _device)
+torch.library.register_fake("caffnet::solve", _solve_shapes, lib=_operations)
+torch.library.register_fake("caffnet::gradient", _gradient_shapes, lib=_operations)
 
 
 # A mapped axis is more samples: fold it into the lines, and unfold the answers.
@@ -212,11 +182,13 @@ def _fold(size: int, tensors: Sequence[Any], dims: Sequence[Any], cores: Sequenc
     return folded, lines
 
 
-@_solve_op.register_vmap
-def _(info: Any, in_dims: Any, *given: Any):
+def _solve_mapped(info: Any, in_dims: Any, *given: Any):
     size = info.batch_size
     tensors = [given[0].movedim(in_dims[0], 0) if in_dims[0] is not None else given[0].expand(size, *given[0].shape)]
     folded, lines = _fold(size, (*tensors, *given[1:5]), (0, *in_dims[1:5]), (1, 1, 2, 1, 1))
     row_kinds, labels, batch_shape, *options = given[5:]
-    answers = _solve_op(*folded, row_kinds, labels, [size, *batch_shape], *options)
+    answers = torch.ops.caffnet.solve(*folded, row_kinds, labels, [size, *batch_shape], *options)
     return tuple(t.reshape(size, lines, *t.shape[1:]) for t in answers), (0, 0, 0)
+
+
+torch.library.register_vmap("caffnet::solve", _solve_mapped, lib=_operations)
