@@ -47,6 +47,7 @@ WHOLE_NUMBERS = {
     "feedforward": (1, 10_000),
 }
 MOST_THREADS = 1024  # and processes
+MOST_SEED = 2**32 - 1
 LARGEST_FILE = 2**20  # bytes of a config
 
 
