@@ -2,15 +2,41 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
+from rich.markup import escape
+from typer.core import TyperGroup
 
-app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
+from caffnet_lab.experiments.config import MOST_SEED, MOST_THREADS, WHOLE_NUMBERS, ConfigError, check_whole
+
+
+class _Commands(TyperGroup):
+    """The commands; one line says where a file cannot be written or the memory does not suffice."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command."""
+        try:
+            return super().invoke(ctx)
+        except OSError as error:
+            if error.errno == errno.EPIPE:  # the reader of the output has seen enough
+                raise
+            _fail(error)
+        except (MemoryError, RuntimeError) as error:
+            if not _out_of_memory(error):
+                raise
+            short = MemoryError("The memory does not suffice: ask for less, or use a machine that has more.")
+            for note in getattr(error, "__notes__", ()):
+                short.add_note(note)
+            _fail(short)
+
+
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, cls=_Commands)
 
 
 def _tell_version(wanted: bool) -> None:
@@ -67,7 +93,7 @@ def run(
     """Run one of the paper's experiments. Killed runs continue, finished ones are not run again."""
     from caffnet_lab.experiments.campaign import WorkerError, run_campaign
     from caffnet_lab.experiments.checkpoint import CheckpointError
-    from caffnet_lab.experiments.config import ConfigError, load_campaign, parse_settings
+    from caffnet_lab.experiments.config import load_campaign, parse_settings
     from caffnet_lab.experiments.progress import progress_bars
     from caffnet_lab.experiments.records import RecordError
     from caffnet_lab.experiments.run import default_device
@@ -97,7 +123,7 @@ def run(
         console = Console(quiet=os.environ.get("RANK", "0") != "0")  # of several processes, one speaks
         with progress_bars(campaign.runs, console) as (on_tick, on_done):
             run_campaign(campaign, on_tick, on_done)
-    except (ConfigError, CheckpointError, RecordError, DivergedError, WorkerError, ImportError, OSError) as error:
+    except (ConfigError, CheckpointError, RecordError, DivergedError, WorkerError, ImportError) as error:
         _fail(error)
     except KeyboardInterrupt:
         typer.secho("Stopped. The same command goes on from the last checkpoints.", err=True)
@@ -110,14 +136,16 @@ def time_(
     protocol: Annotated[str, typer.Option(help="paper, fair or ours.")] = "paper",
     method: Annotated[list[str] | None, typer.Option(help="As in run; repeat for more. All by default.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; cuda by default if there is one.")] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Epochs of each method that are timed.")] = 7,
-    threads: Annotated[int, typer.Option(min=1, help="Threads of torch.")] = 1,
+    rounds: Annotated[int, typer.Option(help="Epochs of each method that are timed.")] = 7,
+    threads: Annotated[int, typer.Option(help="Threads of torch.")] = 1,
     out: Annotated[Path, typer.Option(help="Folder of the records.")] = Path("results"),
 ) -> None:
     """Time an epoch and a test of every method of an experiment, side by side."""
+    _check_whole("--rounds", rounds, 1, 100_000)
+    _check_whole("--threads", threads, 1, MOST_THREADS)
     import torch
 
-    from caffnet_lab.experiments.config import ConfigError
+    from caffnet_lab.experiments.records import RecordError
     from caffnet_lab.experiments.run import default_device
     from caffnet_lab.experiments.timing import time_methods
 
@@ -134,7 +162,7 @@ def time_(
                 device=device or default_device(),
                 on_step=lambda what: status.update(what),
             )
-    except (ConfigError, ImportError, OSError) as error:
+    except (ConfigError, RecordError, ImportError) as error:
         _fail(error)
     for name, times in found["methods"].items():
         train = "" if times["train_ms"] is None else f"T_train {times['train_ms']:.4g} ms, "
@@ -150,13 +178,15 @@ def report(
     ] = None,
 ) -> None:
     """Turn records into the paper's tables and figures: Markdown, LaTeX, CSV, PNG and one HTML page."""
-    from caffnet_lab.experiments.config import ConfigError
     from caffnet_lab.experiments.records import RecordError
     from caffnet_lab.experiments.report import write_report
 
+    _check_folder("--out", out)
+    if markdown is not None:
+        _check_file("--markdown", markdown)
     try:
         written = write_report(records or [Path("results")], out, markdown)
-    except (ConfigError, RecordError, OSError) as error:
+    except (ConfigError, RecordError) as error:
         _fail(error)
     for path in written:
         typer.echo(path)
@@ -165,19 +195,23 @@ def report(
 @app.command()
 def demo(
     out: Annotated[Path, typer.Option(help="Where the figure goes.")] = Path("demo.png"),
-    epochs: Annotated[int, typer.Option(min=1, help="Training epochs of each network.")] = 2000,
-    seed: Annotated[int, typer.Option(min=0, help="Of the data and the networks.")] = 6,
+    epochs: Annotated[int, typer.Option(help="Training epochs of each network.")] = 2000,
+    seed: Annotated[int, typer.Option(help="Of the data and the networks.")] = 6,
 ) -> None:
     """Train a CAffNet and a soft-constrained network on the paper's piecewise task; a table and a figure."""
+    _check_whole("--epochs", epochs, 1, WHOLE_NUMBERS["epochs"][1])
+    _check_whole("--seed", seed, 0, MOST_SEED)
+    if out.suffix not in (".png", ".pdf", ".svg"):
+        _fail(ConfigError(f"--out must be a file that ends in .png, .pdf or .svg, got {out}."))
+    _check_file("--out", out)
+    _make_folder(out.parent)
+
     from rich.progress import Progress
     from rich.table import Table as Grid
 
     from caffnet_lab.experiments.demo import compare, draw
 
     console = Console()
-    if out.suffix not in (".png", ".pdf", ".svg"):
-        _fail(ValueError(f"out must be a file that ends in .png, .pdf or .svg, got {out}."))
-    _make_folder(out.parent)
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("training", total=1.0)
 
@@ -193,7 +227,7 @@ def demo(
         grid.add_row(result.name, f"{result.error:.5f}", f"{result.violation:.2e}", share)
     console.print(grid)
     draw(results, out)
-    console.print(f"written: {out}")
+    _tell_written(console, out)
 
 
 @app.command()
@@ -208,8 +242,9 @@ def methods(
     float32: Annotated[bool, typer.Option("--float32", help="Measure in float32 instead of float64.")] = False,
 ) -> None:
     """Measure the paper's Table 1: every method on every kind of constraint."""
+    _check_folder("--out", out)  # before minutes of work that would have no place
+
     import torch
-    from rich.console import Console
     from rich.progress import Progress
     from rich.table import Table as Grid
 
@@ -237,16 +272,17 @@ def methods(
                 dtype=torch.float32 if float32 else torch.float64,
                 progress=advance,
             )
-        except ConstraintError as error:
-            raise typer.BadParameter(str(error)) from None
+        except (ConfigError, ConstraintError) as error:
+            progress.stop()
+            _fail(error)
     for title, build, _ in report.SECTIONS:
         header, rows = build(table)
         grid = Grid(*header, title=title, title_justify="left", show_lines=False)
         for row in rows:
-            grid.add_row(*row)
+            grid.add_row(*map(escape, row))
         console.print(grid)
     for path in report.write(table, out):
-        console.print(f"written: {path}")
+        _tell_written(console, path)
 
 
 @app.command()
@@ -264,6 +300,12 @@ def bench(
     memory: Annotated[str, typer.Option(help="Whose peak memory to measure: ours, all or none.")] = "ours",
 ) -> None:
     """Measure the layer, its backbone, the paper's algorithm and the rivals; say which promises hold."""
+    if threads is not None:
+        _check_whole("--threads", threads, 1, MOST_THREADS)
+    if not 0 < limit < float("inf"):
+        _fail(ConfigError(f"--limit must be a number of seconds above 0, got {limit}."))
+    _check_folder("--out", out)
+
     from caffnet_lab.bench import contestants, machine, tasks
 
     machine.wait_passively(sys.argv[1:])
@@ -309,11 +351,11 @@ def bench(
             console.print(grid)
     console.print(report.noise(records))
     for path in report.write(out, conditions, facts, records, judged):
-        console.print(f"written: {path}")
+        _tell_written(console, path)
 
 
 def _coloured(cell: str) -> str:
-    return {"pass": "[green]pass[/green]", "MISS": "[bold red]MISS[/bold red]"}.get(cell, cell.replace("[", "\\["))
+    return {"pass": "[green]pass[/green]", "MISS": "[bold red]MISS[/bold red]"}.get(cell, escape(cell))
 
 
 @app.command()
@@ -324,23 +366,61 @@ def figures(
     ] = None,
 ) -> None:
     """Draw the paper's Figures 1 and 4 from what the methods return."""
+    if unknown := sorted(set(kind or ()) - {"png", "pdf", "svg"}):
+        _fail(ConfigError(f"--kind must be png, pdf or svg, got {', '.join(unknown)}."))
+    _make_folder(out)
+
     from caffnet_lab.methods_table.figures import draw_all
 
-    if unknown := sorted(set(kind or ()) - {"png", "pdf", "svg"}):
-        raise typer.BadParameter(f"kind must be png, pdf or svg, got {', '.join(unknown)}.")
-    _make_folder(out)
     for path in draw_all(out, kind or ("png", "pdf")):
         typer.echo(f"written: {path}")
+
+
+def _tell_written(console: Console, path: Path) -> None:
+    console.print(f"written: {path}", markup=False, soft_wrap=True)
+
+
+def _check_whole(option: str, value: int, least: int, most: int) -> None:
+    try:
+        check_whole(option, value, least, most)
+    except ConfigError as error:
+        _fail(error)
+
+
+def _check_folder(option: str, folder: Path) -> None:
+    """Refuse a folder that cannot be made because a file is in its place; nothing is made yet."""
+    for path in (folder, *folder.parents):
+        if path.is_dir():
+            return
+        if path.exists():
+            _fail(ConfigError(f"{option} must be a folder, but {path} is a file: choose another."))
+
+
+def _check_file(option: str, path: Path) -> None:
+    if path.is_dir():
+        _fail(ConfigError(f"{option} must be a file, but {path} is a folder: choose another."))
+    _check_folder(f"The place of {option}", path.parent)
 
 
 def _make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        _fail(ValueError(f"{folder} must be a folder, but cannot be one: {error.strerror}."))
+        _fail(ConfigError(f"{folder} must be a folder, but cannot be one: {error.strerror}."))
+
+
+def _out_of_memory(error: BaseException) -> bool:
+    """Whether Python or torch asked for more memory than there is."""
+    lacking = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    return lacking or "can't allocate memory" in str(error)
 
 
 def _fail(error: Exception) -> NoReturn:
-    told = [str(error), *getattr(error, "__notes__", ())]
+    """Say what went wrong and end."""
+    what = str(error)
+    if isinstance(error, OSError) and error.strerror:
+        where = error.filename2 or error.filename
+        what = f"{where} cannot be used: {error.strerror}." if where else f"{error.strerror}."
+    told = [what, *getattr(error, "__notes__", ())]
     typer.secho(f"Error: {' '.join(told)}", fg="red", err=True)
     raise typer.Exit(2)

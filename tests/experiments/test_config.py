@@ -13,6 +13,8 @@ from caffnet_lab.experiments.config import (
     ConfigError,
     RunConfig,
     load_campaign,
+    make_folder,
+    parse_settings,
     resolve,
 )
 from caffnet_lab.experiments.records import read_records
@@ -145,6 +147,37 @@ def test_mistakes_are_named(tmp_path, written, message):
     file.write_text(written)
     with pytest.raises(ConfigError, match=message):
         load_campaign(file)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"\xff", "a.toml is not valid TOML: 'utf-8' codec"),
+        (b"x = " + b"[" * 5000 + b"]" * 5000, "a.toml is not a config: it has lists in lists"),
+        (b"#" * (2**20 + 1), "a.toml is not valid TOML: it has more than 1,048,576 bytes"),
+        (b'task = "pwc"\nepochs = ' + b"9" * 5000, "a.toml is not valid TOML: Exceeds the limit"),
+        (b'task = "pwc"\nepochs = 10000001', "epochs must be at most 10000000, got 10000001"),
+        (b'task = "pwc"\nhidden = 100000', "hidden must be at most 10000, got 100000"),
+        (b'task = "pwc"\nclip = 1' + b"0" * 400, "clip must be of type float, got 10000"),
+        (b'task = "pwc"\nthreads = 100000', "threads must be at most 1024, got 100000"),
+        (b'task = "pwc"\njobs = 100000', "jobs must be at most 1024, got 100000"),
+        (b'task = "pwc"\nseeds = [[1]]', r"seeds must be of type int, got \[1\]"),
+        (b"task = 1979-05-27", "task must be of type str, got datetime"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_files_and_numbers_that_are_too_much(tmp_path, content, message):
+    file = tmp_path / "a.toml"
+    file.write_bytes(content)
+    with pytest.raises(ConfigError, match=message):
+        load_campaign(file)
+
+
+def test_settings_that_are_too_much():
+    with pytest.raises(ConfigError, match="clip has lists in lists, deeper than any setting has"):
+        parse_settings([f"clip={'[' * 5000}{']' * 5000}"])
+    with pytest.raises(ConfigError, match=r"out must be a folder, but 'a\\x00b' cannot be one: embedded null byte"):
+        make_folder(Path("a\0b"))
 
 
 def test_missing_file_and_unknown_setting():

@@ -96,7 +96,7 @@ def test_command_line_names_mistakes(tmp_path):
     (tmp_path / "file").touch()
     for arguments, told in (
         (["demo", "--epochs", "-5"], "--epochs"),
-        (["demo", "--out", str(tmp_path / "file" / "a.png")], "must be a folder, but cannot be one"),
+        (["demo", "--out", str(tmp_path / "file" / "a.png")], "is a file: choose another"),
         (["demo", "--out", str(tmp_path)], "must be a file that ends in .png, .pdf or .svg"),
         (["figures", "--out", str(tmp_path / "file")], "must be a folder, but cannot be one"),
         (["figures", "--kind", "foo"], "kind must be png, pdf or svg, got foo"),

@@ -651,7 +651,6 @@ def test_records_that_lack_something_are_named(tmp_path):
         ({"curves": None}, "curves"),
         ({"training": None}, "training"),
         ({"training": {}}, "training.history"),
-        ({"config": [1]}, "config"),
         ({"finished": None}, "finished"),
         ({"evaluation": {"mse": None, "inequality": ZERO}}, "evaluation.mse"),
         ({"evaluation": {"mse": 1.0, "inequality": {**ZERO, "max": None}}}, "evaluation.inequality.max"),
@@ -666,7 +665,7 @@ def test_damaged_records_are_named(tmp_path, damage, told):
         write_report([tmp_path], tmp_path / "out")
     lines = str(refused.value).splitlines()
     assert [line.split("/")[-1] for line in lines] == [
-        f"{name}.json is incomplete: it has no {told}." for name in ("bad", "worse")
+        f"{name}.json is incomplete: it has no {told}. Restore the file, or move it away." for name in ("bad", "worse")
     ]
 
 
@@ -674,7 +673,9 @@ def test_a_history_needs_a_loss_for_every_epoch(tmp_path):
     record = make_record("pwc", "nn", 1)
     record["training"]["history"]["loss"].pop()
     write_record(tmp_path / "records" / "a.json", record)
-    with pytest.raises(RecordError, match=r"a\.json is damaged: its history has not one loss for each epoch"):
+    with pytest.raises(
+        RecordError, match=r"lists in training\.history must have the same length, but epoch has 3, loss has 2"
+    ):
         read_records(tmp_path)
 
 
@@ -705,9 +706,13 @@ def test_a_report_of_times_alone(tmp_path):
 @pytest.mark.parametrize(
     ("damage", "told"),
     [
-        ({"methods": {"nn": {}}}, "is damaged: it has no times of nn."),
-        ({"methods": {"nn": None}}, "is damaged: it has no times of nn."),
-        ({"task": "abc"}, "is of no known task: it says 'abc'."),
+        ({"methods": {"nn": {}}}, "is incomplete: it has no methods.nn.train_ms, methods.nn.test_ms."),
+        ({"methods": {"nn": None}}, "is incomplete: it has no methods.nn."),
+        (
+            {"methods": {"nn": {"train_ms": None, "test_ms": 0}}},
+            "is damaged: methods.nn.test_ms must be a number above 0, got 0.",
+        ),
+        ({"task": "abc"}, "is damaged: task must be one of pwc, opt, cbf, got 'abc'."),
         ({"machine": None}, "is incomplete: it has no machine."),
     ],
 )
@@ -717,7 +722,7 @@ def test_damaged_times_are_named(tmp_path, damage, told):
     with pytest.raises(RecordError) as refused:
         write_report([tmp_path], tmp_path / "out")
     assert [line.split("/")[-1] for line in str(refused.value).splitlines()] == [
-        f"{name}.json {told}" for name in ("bad", "worse")
+        f"{name}.json {told} Restore the file, or move it away." for name in ("bad", "worse")
     ]
 
 

@@ -58,7 +58,7 @@ class Checkpoint:
         try:
             content = path.read_bytes()  # at once: the file may be replaced while it is read
             tensors, header = load(content), _metadata(content)
-        except (SafetensorError, OSError, ValueError) as error:
+        except (SafetensorError, OSError, ValueError, AttributeError, RecursionError) as error:
             raise CheckpointError(f"{path} is damaged or truncated ({error}). {advice}") from None
         if header.get("format") != FORMAT:
             raise CheckpointError(f"{path} is not a checkpoint of this version of the program. {advice}")
@@ -69,7 +69,13 @@ class Checkpoint:
             )
         if _checksum(tensors, header.get("progress", "")) != header.get("checksum"):
             raise CheckpointError(f"{path} is damaged: its checksum is wrong. {advice}")
-        return cls(digest, tensors, json.loads(header["progress"]))
+        try:
+            progress = json.loads(header.get("progress", ""))
+        except (ValueError, RecursionError):
+            progress = None
+        if not isinstance(progress, dict):
+            raise CheckpointError(f"{path} is damaged: its progress is not an object of JSON. {advice}")
+        return cls(digest, tensors, progress)
 
 
 def _metadata(content: bytes) -> dict[str, str]:

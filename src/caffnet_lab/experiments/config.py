@@ -15,6 +15,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from caffnet_lab.experiments.files import read_limited
+from caffnet_lab.experiments.shape import is_number, shown
+
 TASKS = ("pwc", "opt", "cbf")
 PROTOCOLS = ("paper", "fair", "ours")
 METHODS = {
@@ -36,16 +39,42 @@ SIZES = {"pwc": (1, 1), "opt": (3, 5), "cbf": (3, 2)}  # inputs and outputs
 HIDDEN, LAYERS, WIDTH = 200, 3, 120
 
 
+#: The least and the most of settings that are whole numbers; more than this would fill the memory or never end.
+WHOLE_NUMBERS = {
+    "epochs": (0, 10_000_000),
+    "batch": (0, 10_000_000),
+    "hidden": (1, 10_000),
+    "feedforward": (1, 10_000),
+}
+MOST_THREADS = 1024  # and processes
+MOST_SEED = 2**32 - 1
+LARGEST_FILE = 2**20  # bytes of a config
+
+
 class ConfigError(ValueError):
     """A setting is unknown, has the wrong type, or makes no sense."""
+
+
+def check_whole(name: str, value: int, least: int, most: int) -> None:
+    """Refuse a number outside of its range.
+
+    Raises:
+        ConfigError: the number is too small or too large.
+    """
+    if value < least:
+        raise ConfigError(f"{name} must be at least {least}, got {shown(value)}.")
+    if value > most:
+        raise ConfigError(f"{name} must be at most {most}, got {shown(value)}.")
 
 
 def make_folder(out: Path) -> None:
     """Make the folder of the records, before hours of work that would have no place."""
     try:
         out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"out must be a folder, but {out} cannot be one: {error.strerror}.") from None
+    except (OSError, ValueError) as error:  # a ValueError for characters that no path has
+        told = error.strerror if isinstance(error, OSError) else error
+        where = str(out) if str(out).isprintable() else repr(str(out))
+        raise ConfigError(f"out must be a folder, but {where} cannot be one: {told}.") from None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,8 +199,7 @@ class Campaign:
 
     def __post_init__(self) -> None:
         for name in ("jobs", "threads"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}.")
+            check_whole(name, getattr(self, name), 1, MOST_THREADS)
         if not self.checkpoint_seconds >= 0:
             raise ConfigError(f"checkpoint_seconds must be at least 0, got {self.checkpoint_seconds}.")
 
@@ -225,24 +253,15 @@ def resolve(
         ("draws", ("native", "paper")),
     ):
         _choose(name, getattr(config, name), known)
-    for name, least in (
-        ("epochs", 0),
-        ("batch", 0),
-        ("hidden", 1),
-        ("feedforward", 1),
-        ("learning_rate", 0.0),
-        ("clip", 0.0),
-        ("adjoint", 0.0),
-        ("goal_radius", 0.0),
-        ("null_rate", 0.0),
-        ("penalty_weight", 0.0),
-    ):
+    for name, (least, most) in WHOLE_NUMBERS.items():
+        check_whole(name, getattr(config, name), least, most)
+    for name in ("learning_rate", "clip", "adjoint", "goal_radius", "null_rate", "penalty_weight"):
         value = getattr(config, name)
-        if not math.isfinite(value) or value < least:
-            wanted = f"at least {least}" if math.isfinite(value) else "finite"
+        if not math.isfinite(value) or value < 0:
+            wanted = "at least 0.0" if math.isfinite(value) else "finite"
             raise ConfigError(f"{name} must be {wanted}, got {value}.")
     if not 0 <= config.seed < 2**32:
-        raise ConfigError(f"seed must be in [0, 2**32), got {config.seed}.")
+        raise ConfigError(f"seed must be in [0, 2**32), got {shown(config.seed)}.")
     for name in ("adjoint", "goal_radius", "draws"):
         if config.task != "cbf" and getattr(config, name) != getattr(RunConfig, name):
             raise ConfigError(f"{name} is about the rollouts of cbf, got task {config.task}.")
@@ -342,12 +361,14 @@ def load_campaign(path: str | Path | None = None, default_device: str = "cpu", /
     written: dict[str, Any] = {}
     if path is not None:
         try:
-            written = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+            written = tomllib.loads(read_limited(Path(path), LARGEST_FILE).decode("utf-8"))
         except FileNotFoundError:
             raise ConfigError(f"There is no config file {path}.") from None
         except OSError as error:
             raise ConfigError(f"The config file {path} cannot be read: {error.strerror}.") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        except RecursionError:
+            raise ConfigError(f"{path} is not a config: it has lists in lists, deeper than any setting has.") from None
+        except ValueError as error:  # not TOML, not UTF-8, or too large
             raise ConfigError(f"{path} is not valid TOML: {error}.") from None
     written |= {key: value for key, value in options.items() if value is not None}
     of_campaign = {f.name: f for f in dataclasses.fields(Campaign) if f.name != "settings"}
@@ -376,20 +397,22 @@ def parse_settings(written: Iterable[str]) -> dict[str, Any]:
     for text in written:
         name, separator, value = text.partition("=")
         if not separator or not name.strip():
-            raise ConfigError(f"A setting is written name=value, got {text!r}.")
+            raise ConfigError(f"A setting is written name=value, got {shown(text)}.")
         if (name := name.strip()) in found:
             raise ConfigError(f"{name} is set twice.")
         try:
             found[name] = tomllib.loads(f"value = {value}")["value"]
-        except tomllib.TOMLDecodeError:
+        except ValueError:
             found[name] = value.strip()
+        except RecursionError:
+            raise ConfigError(f"{name} has lists in lists, deeper than any setting has.") from None
     return found
 
 
 def _choose(name: str, value: Any, known: Iterable[str]) -> None:
     known = list(known)
     if value not in known:
-        raise ConfigError(f"{name} must be one of {', '.join(known)}, got {value!r}.")
+        raise ConfigError(f"{name} must be one of {', '.join(known)}, got {shown(value)}.")
 
 
 def _typed(name: str, value: Any, kind: str) -> Any:
@@ -397,11 +420,11 @@ def _typed(name: str, value: Any, kind: str) -> Any:
     if kind.startswith("tuple"):
         inner = "str" if "str" in kind else "int"
         if not isinstance(value, list | tuple):
-            raise ConfigError(f"{name} must be a list, got {value!r}.")
+            raise ConfigError(f"{name} must be a list, got {shown(value)}.")
         return tuple(_typed(name, item, inner) for item in value)
-    if kind == "float" and isinstance(value, int) and not isinstance(value, bool):
+    if kind == "float" and isinstance(value, int) and is_number(value):
         return float(value)
     types = {"int": int, "float": float, "str": str, "bool": bool}
     if not isinstance(value, types[kind]) or (kind == "int" and isinstance(value, bool)):
-        raise ConfigError(f"{name} must be of type {kind}, got {value!r}.")
+        raise ConfigError(f"{name} must be of type {kind}, got {shown(value)}.")
     return value

@@ -11,6 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from caffnet_lab.experiments.config import ConfigError
+
 
 @dataclasses.dataclass(frozen=True)
 class Group:
@@ -50,7 +52,13 @@ class Group:
 
 def started_by_torchrun() -> bool:
     """Whether this process is one of several."""
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1
+    size = os.environ.get("WORLD_SIZE", "1")
+    try:
+        return int(size) > 1
+    except ValueError:
+        raise ConfigError(
+            f"The variable WORLD_SIZE must be a whole number, got {size!r}: unset it, or start with torchrun."
+        ) from None
 
 
 @contextlib.contextmanager
@@ -64,7 +72,13 @@ def process_group(device: str) -> Iterator[Group]:
         return
     if device == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("nccl" if device == "cuda" else "gloo")
+    try:
+        dist.init_process_group("nccl" if device == "cuda" else "gloo")
+    except ValueError as error:  # variables that torchrun sets
+        raise ConfigError(
+            f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, but the processes do not find each other ({error}): unset it, "
+            "or start with torchrun."
+        ) from None
     try:
         yield Group(dist.get_rank(), dist.get_world_size())
     finally:

@@ -24,6 +24,19 @@ def write_once(path: Path, content: bytes) -> None:
         os.link(temporary, path)  # fails if there is one, unlike a rename
 
 
+def read_limited(path: Path, most: int) -> bytes:
+    """Read a file of at most so many bytes.
+
+    Raises:
+        ValueError: it has more; no more than that is read.
+    """
+    with open(path, "rb") as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise ValueError(f"it has more than {most:,} bytes")
+    return content
+
+
 @contextlib.contextmanager
 def _on_disk(path: Path, content: bytes) -> Iterator[Path]:
     """The content beside `path`, flushed to the disk, under a name that goes away."""

@@ -10,40 +10,105 @@ curves      what the figures draw
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
+import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from caffnet_lab.experiments.config import ALL_METHODS, PROTOCOLS, TASKS
-from caffnet_lab.experiments.files import write_once
+from caffnet_lab.experiments.config import ALL_METHODS, PROTOCOLS, TASKS, ConfigError, RunConfig, resolve
+from caffnet_lab.experiments.files import read_limited, write_once
+from caffnet_lab.experiments.shape import (
+    COUNT,
+    FLAG,
+    FLOAT_OR_NULL,
+    HUGE,
+    NUMBER,
+    NUMBER_OR_NULL,
+    POSITIVE,
+    POSITIVE_OR_NULL,
+    SCALAR,
+    TEXT,
+    TEXT_OR_NULL,
+    WHOLE,
+    WORD,
+    Many,
+    every_value,
+    faults,
+    one_of,
+    shown,
+)
+from caffnet_lab.markup import one_line
 
 FORMAT = "caffnet-record-1"
 
 
-#: What a record must say for a report, and of what kind it is.
-MADE: dict[str, Any] = {"versions": {}, "machine": {"processor": str, "threads": int}, "finished": str}
+#: The most bytes that a record may have; those of the paper's runs have less than a hundredth.
+LARGEST = 16 * 2**20
+ADVICE = "Restore the file, or move it away."
+
+#: What a record says for a report, and of what kind it is.
+MADE: dict[str, Any] = {
+    "versions": {},
+    "machine": {"processor": TEXT, "threads": COUNT, "gpu?": TEXT_OR_NULL},
+    "finished": TEXT,
+}
+VIOLATIONS: dict[str, Any] = {
+    "max": NUMBER,
+    **dict.fromkeys(("mean_of_max?", "mean?", "percent?", "exact_zeros?", "entries?"), NUMBER),
+}
+#: The metrics of a network on the test set.
+METRICS: dict[str, dict[str, Any]] = {
+    "pwc": {"mse": NUMBER, "inequality": VIOLATIONS},
+    "opt": {"objective": NUMBER, "inequality": VIOLATIONS, "equality": VIOLATIONS},
+    "cbf": {
+        **{"cost": NUMBER, "final_distance": NUMBER, "arrived": FLAG, "collided": FLAG},
+        **{"arrival_time?": NUMBER_OR_NULL, "inequality": VIOLATIONS},
+    },
+}
+STRICT: dict[str, Any] = {"exact_inequality?": VIOLATIONS}
+POINT = Many(NUMBER, 2)
+INPUTS = Many(Many(NUMBER_OR_NULL, 2))
+CURVES: dict[str, dict[str, Any]] = {
+    "pwc": {"y": Many(NUMBER_OR_NULL), **dict.fromkeys(("x", "target", "lower", "upper"), Many(NUMBER))},
+    "opt": {},
+    "cbf": {
+        **{"states": Many(Many(NUMBER, least=2)), "inputs": INPUTS, "nominal": INPUTS, "limits": Many(POINT, 2)},
+        **{"obstacles": Many(Many(POINT), least=0), "box": Many(POINT, 2), "dt": POSITIVE},
+        **{"goal_radius": POSITIVE, "allowed_speed?": Many(NUMBER_OR_NULL)},
+    },
+}
+#: Lists of a record that have one value for each of the same things.
+SAME_LENGTH: dict[str, tuple[str, ...]] = {
+    "pwc": ("x", "y", "target", "lower", "upper"),
+    "opt": (),
+    "cbf": ("inputs", "nominal", "allowed_speed"),
+}
+TRAINED: dict[str, Any] = {  # what a solver is not
+    "history": {"epoch": Many(WHOLE, least=0), "loss": Many(FLOAT_OR_NULL, least=0)},
+    "ms_per_epoch?": NUMBER_OR_NULL,
+    "revisions?": Many(TEXT, least=0),
+}
+KNOWN = {"task": TASKS, "protocol": PROTOCOLS, "method": (*ALL_METHODS, "ipopt")}
 PARTS: dict[str, Any] = {
-    "config": {"task": str, "method": str, "seed": int, "protocol": str, "epochs": int},
-    "evaluation": {"inequality": {"max": float}},
+    "name?": WORD,
+    "config": {**{name: one_of(*known) for name, known in KNOWN.items()}, "seed": WHOLE, "epochs": WHOLE},
+    "evaluation": {},
     "curves": {},
     **MADE,
 }
-TRAINED: dict[str, Any] = {"training": {"history": {"epoch": list, "loss": list}}}  # what a solver is not
-TASK_PARTS: dict[str, dict[str, Any]] = {
-    "pwc": {
-        "evaluation": {"mse": float},
-        "curves": {"x": list, "y": list, "target": list, "lower": list, "upper": list},
-    },
-    "opt": {"evaluation": {"objective": float}},
-    "cbf": {
-        "evaluation": {"cost": float, "final_distance": float},
-        "curves": {"states": list, "inputs": list, "nominal": list, "limits": list, "obstacles": list, "box": list},
-    },
+TIMING_PARTS: dict[str, Any] = {
+    **{"name": WORD, "task": one_of(*TASKS), "protocol": one_of(*PROTOCOLS), "methods": {}},
+    **{"device?": one_of("cpu", "cuda"), "rounds?": COUNT},
+    **MADE,
 }
-KNOWN = {"task": TASKS, "protocol": PROTOCOLS, "method": (*ALL_METHODS, "ipopt")}
-TIMING_PARTS: dict[str, Any] = {"name": str, "task": str, "protocol": str, "methods": {}, **MADE}
+ROUNDS = Many(POSITIVE)
+TIMES: dict[str, Any] = {
+    **{"train_ms": POSITIVE_OR_NULL, "test_ms": POSITIVE},
+    **{"train_ms_rounds?": ROUNDS, "test_ms_rounds?": ROUNDS},
+}
 
 
 class RecordError(ValueError):
@@ -79,14 +144,29 @@ def read_record(path: Path) -> dict[str, Any]:
         RecordError: it is not a record.
     """
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        if not path.is_file():
+            raise RecordError(f"{path} is not a file, so it is no record. {ADVICE}")
+        text = read_limited(path, LARGEST).decode("utf-8")
+        record = json.loads(text, parse_constant=_refuse_constant)
+    except RecordError:
+        raise
+    except RecursionError:
         raise RecordError(
-            f"{path} cannot be read as a record ({error}): restore it, or delete it to run again."
+            f"{path} cannot be read as a record: it has lists in lists, deeper than any record has. {ADVICE}"
         ) from None
+    except (OSError, ValueError) as error:
+        told = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else one_line(str(error))
+        raise RecordError(f"{path} cannot be read as a record: {told}. {ADVICE}") from None
     if not isinstance(record, dict) or record.get("format") != FORMAT:
-        raise RecordError(f"{path} is not a record of this program.")
+        given = shown(record.get("format") if isinstance(record, dict) else record)
+        raise RecordError(
+            f"{path} is not a record of this program: its format must be {FORMAT!r}, got {given}. Move it away."
+        )
     return record
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a number of JSON")
 
 
 def read_records(*folders: Path) -> list[dict[str, Any]]:
@@ -113,52 +193,73 @@ def _read_all(paths: Iterable[Path], read: Callable[[Path], dict[str, Any]]) -> 
 def _files(folders: Iterable[Path], parent: str) -> list[Path]:
     """The JSON files in all folders called `parent`, each once where the given ones overlap."""
     below = (path for folder in folders for path in folder.rglob("*.json") if path.absolute().parent.name == parent)
-    return sorted({path.resolve(): path for path in below}.values())
+    return sorted({os.path.realpath(path): path for path in below}.values())
 
 
 def read_run(path: Path, name: str | None = None) -> dict[str, Any]:
     """The record of a run, with all its parts; of the run called `name`, if one is given.
 
     Raises:
-        RecordError: it is not a record, incomplete, or of another run.
+        RecordError: it is not a record, incomplete, damaged, or of another run.
     """
     record = read_record(path)
     _check_parts(path, record, PARTS)
     config = record["config"]
-    for part, known in KNOWN.items():
-        if config[part] not in known:
-            raise RecordError(f"{path} is of no known {part}: it says {config[part]!r}.")
-    _check_parts(path, record, TASK_PARTS[config["task"]])
+    _check(path, every_value(record["versions"], TEXT, "versions"))
+    _check(path, _config_faults(config))
+    _check_parts(path, record, {"evaluation": _metrics(config), "curves": CURVES[config["task"]]})
+    _check(path, _lengths(record["curves"], "curves", SAME_LENGTH[config["task"]]))
     if config["method"] == "ipopt":
-        record.setdefault("training", None)
+        if record.setdefault("training", None) is not None:
+            raise RecordError(f"{path} is damaged: training must be null for ipopt, which is not trained. {ADVICE}")
     else:
-        _check_parts(path, record, TRAINED)
-        if len({len(record["training"]["history"][part]) for part in ("epoch", "loss")}) > 1:
-            raise RecordError(f"{path} is damaged: its history has not one loss for each epoch.")
+        _check_parts(path, record, {"training": TRAINED})
+        _check(path, _lengths(record["training"]["history"], "training.history", ("epoch", "loss")))
     if name is not None and record.get("name") != name:
-        raise RecordError(f"{path} is the record of another run, {record.get('name')}: move it away.")
+        raise RecordError(f"{path} is the record of another run, {shown(record.get('name'))}: move it away.")
     return record
 
 
+def _metrics(config: dict[str, Any]) -> dict[str, Any]:
+    """What the evaluation of a run must say."""
+    metrics = METRICS[config["task"]]
+    measured = {**metrics, "test_ms?": NUMBER, "strict?": STRICT}
+    return {**measured, "dropout_on": metrics} if config.get("dropout") and config["method"] != "ipopt" else measured
+
+
+def _config_faults(config: dict[str, Any]) -> list[str]:
+    """What is wrong with the settings: they must be what a run can have, and safe to write into a command."""
+    wrong = every_value(config, SCALAR, "config")
+    if wrong:
+        return wrong
+    tunable = {field.name for field in dataclasses.fields(RunConfig)} - {"task", "method", "seed", "protocol"}
+    settings = {key: value for key, value in config.items() if key in tunable}  # others are gone
+    try:
+        resolve(config["task"], config["method"], config["seed"], config["protocol"], settings)
+    except ConfigError as error:
+        return [f"its config is not that of a run: {str(error).rstrip('.')}"]
+    return []
+
+
+def _lengths(lists: dict[str, Any], where: str, names: tuple[str, ...]) -> list[str]:
+    lengths = {name: len(lists[name]) for name in names if lists.get(name) is not None}
+    if len(set(lengths.values())) < 2:
+        return []
+    told = ", ".join(f"{name} has {length}" for name, length in lengths.items())
+    return [f"the lists in {where} must have the same length, but {told}"]
+
+
 def _check_parts(path: Path, record: dict[str, Any], parts: dict[str, Any]) -> None:
-    if absent := _absent(record, parts):
-        raise RecordError(f"{path} is incomplete: it has no {', '.join(absent)}.")
+    absent, wrong = faults(record, parts)
+    if absent and not wrong:
+        raise RecordError(f"{path} is incomplete: it has no {', '.join(absent)}. {ADVICE}")
+    _check(path, wrong + [f"it has no {', '.join(absent)}"] * bool(absent))
 
 
-def _absent(record: dict[str, Any], parts: dict[str, Any]) -> list[str]:
-    """The parts that are not there, or of another kind.
-
-    >>> _absent({"machine": {"threads": 1}, "curves": None}, {"machine": {"threads": int, "gpu": str}, "curves": {}})
-    ['machine.gpu', 'curves']
-    """
-    absent = []
-    for name, kind in parts.items():
-        given = record.get(name)
-        if isinstance(kind, dict) and isinstance(given, dict):
-            absent += [f"{name}.{deeper}" for deeper in _absent(given, kind)]
-        elif isinstance(kind, dict) or not isinstance(given, (int, float) if kind is float else kind):
-            absent.append(name)
-    return absent
+def _check(path: Path, wrong: list[str]) -> None:
+    if wrong:
+        more = f"; and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+        raise RecordError(f"{path} is damaged: {'; '.join(wrong[:3])}{more}. {ADVICE}")
 
 
 def read_timings(*folders: Path) -> list[dict[str, Any]]:
@@ -177,12 +278,16 @@ def read_timings(*folders: Path) -> list[dict[str, Any]]:
 def _read_timing(path: Path) -> dict[str, Any]:
     record = read_record(path)
     _check_parts(path, record, TIMING_PARTS)
-    for part in ("task", "protocol"):
-        if record[part] not in KNOWN[part]:
-            raise RecordError(f"{path} is of no known {part}: it says {record[part]!r}.")
-    for name, times in record["methods"].items():
-        if name not in KNOWN["method"] or not isinstance(times, dict) or not {"train_ms", "test_ms"} <= set(times):
-            raise RecordError(f"{path} is damaged: it has no times of {name}.")
+    _check(path, every_value(record["versions"], TEXT, "versions"))
+    methods = record["methods"]
+    if unknown := [name for name in methods if name not in KNOWN["method"]]:
+        raise RecordError(
+            f"{path} is damaged: methods must be of {', '.join(KNOWN['method'])}, got {shown(unknown[0])}. {ADVICE}"
+        )
+    _check_parts(path, record, {"methods": dict.fromkeys(methods, TIMES)})
+    for kind in ("train_ms_rounds", "test_ms_rounds"):
+        rounds = {name: times.get(kind) for name, times in methods.items()}
+        _check(path, _lengths(rounds, f"{kind} of methods", tuple(methods)))
     return record
 
 
@@ -202,14 +307,14 @@ def thin(epochs: int, best: int = 0) -> list[int]:
 
 
 def all_finite(value: Any) -> bool:
-    """Whether all numbers in lists and dictionaries are finite.
+    """Whether all numbers in lists and dictionaries are finite and of a size that a record may have.
 
     >>> all_finite({"a": [1.0, None], "b": True}), all_finite({"a": {"b": float("inf")}})
     (True, False)
     """
     if isinstance(value, dict | list):
         return all(map(all_finite, value.values() if isinstance(value, dict) else value))
-    return not isinstance(value, float) or math.isfinite(value)
+    return not isinstance(value, float) or abs(value) <= HUGE
 
 
 def rounded(value: Any, digits: int = 7) -> Any:

@@ -24,10 +24,17 @@ from caffnet_lab.experiments.config import ConfigError, RunConfig
 from caffnet_lab.experiments.distributed import Group
 from caffnet_lab.experiments.problem import Problem, synchronise
 from caffnet_lab.experiments.provenance import versions
+from caffnet_lab.experiments.shape import FLOAT_OR_NULL, NUMBER, TEXT_OR_NULL, WHOLE, Many, faults
 
 COST, PENALTY, WORST = 0, 1, 2  # columns of the history
 WARM_UP = 3  # epochs after each start that the clock does not count
 TICK = 0.5  # seconds between two looks at the progress
+
+#: What a checkpoint says besides its numbers.
+PROGRESS: dict[str, Any] = {
+    **{"epoch": WHOLE, "starts": Many(TEXT_OR_NULL, least=0), "best_epoch": WHOLE, "best_loss": FLOAT_OR_NULL},
+    **{"seconds": NUMBER, "warm_seconds": NUMBER, "warm_epochs": WHOLE, "usual_length": FLOAT_OR_NULL},
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -239,19 +246,23 @@ class _Run:
         """Go on from a checkpoint.
 
         Raises:
-            CheckpointError: it fits the settings, but not the network.
+            CheckpointError: it fits the settings, but not the network or the epochs.
         """
         try:
             self._restore(saved)
         except torch.OutOfMemoryError:  # a RuntimeError too, but not the file's fault
             raise
-        except (KeyError, RuntimeError, ValueError) as error:
+        except (KeyError, RuntimeError, TypeError, ValueError) as error:
             told = " ".join(str(error).split())
-            raise CheckpointError(
-                f"{path} does not fit this run's network ({told}). Delete it to start the run again."
-            ) from None
+            raise CheckpointError(f"{path} does not fit this run ({told}). Delete it to start the run again.") from None
 
     def _restore(self, saved: Checkpoint) -> None:
+        absent, wrong = faults(saved.progress, PROGRESS)
+        if absent or wrong:
+            raise ValueError("; ".join([*wrong, *[f"it has no {', '.join(absent)}"] * bool(absent)]))
+        epoch, known = saved.progress["epoch"], len(saved.tensors["history"])
+        if not epoch == known <= self.config.epochs:
+            raise ValueError(f"it is after epoch {epoch} of {self.config.epochs}, with the losses of {known}")
         groups: dict[str, dict[str, Tensor]] = {"model": {}, "best": {}, "adam": {}, "random": {}}
         for name, value in saved.tensors.items():
             kind, _, rest = name.partition(".")

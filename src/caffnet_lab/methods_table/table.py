@@ -19,10 +19,12 @@ from torch import Tensor, nn
 
 from caffnet import AffineSet, ConstraintError, FeedForward, Transformer
 from caffnet.methods import METHODS, POLICE, AffineOn, Method, fit
+from caffnet_lab.experiments.config import MOST_SEED, check_whole
 from caffnet_lab.methods_table.families import FAMILIES, INPUTS, OUTPUTS, Constraint, Draw
 
 #: A sample counts as violated above this, in float64 the paper's threshold; rows have length one.
 THRESHOLD = {torch.float64: 1e-6, torch.float32: 1e-4}
+MOST = 1_000_000  # of problems, inputs, epochs and timed samples
 
 #: Where the table leaves a published default, for the better: DC3's 1e-7 and 10 steps were tuned for rows of another
 #: size, and its completion diverges where C(x) turns so far that a pivot passes near zero.
@@ -153,7 +155,16 @@ def measure(
         seed: of everything random. The same constraints and inputs meet every method.
         dtype: number type of the whole measurement.
         progress: called with the names of method and family before each cell.
+
+    Raises:
+        ConfigError: a number is too small or too large.
+        ConstraintError: a name is not known.
     """
+    for option, value, least in (("problems", problems, 1), ("inputs", inputs, 1), ("epochs", epochs, 0)):
+        check_whole(option, value, least, MOST)
+    check_whole("timed", timed, 0, MOST)
+    check_whole("seed", seed, 0, MOST_SEED)
+    check_whole("problems times inputs", problems * inputs, 1, MOST)
     methods = list(METHODS if methods is None else methods)
     families = list(FAMILIES if families is None else families)
     for name, known in [(m, METHODS) for m in methods] + [(f, FAMILIES) for f in families]:
@@ -212,6 +223,8 @@ def _cell(
         worst.append(float(broken.max()))
         violated.append(float((broken > THRESHOLD[dtype]).double().mean()))
         raw.append(float((_largest(output.set, output.raw) > THRESHOLD[dtype]).double().mean()))
+    if not worst:
+        return Cell(name, family, supported, "refused", message)
     batch = timed if METHODS[name].differentiable else min(timed, 20)  # an optimiser is a loop
     seconds = _speed(_build(name, cases[0][0], seed, dtype, options).eval(), family, batch, seed, dtype)
     before, after, trained = _train(name, family, epochs, seed, dtype, options)

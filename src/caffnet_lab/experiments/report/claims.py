@@ -132,6 +132,8 @@ class Evidence:
                 raise Missing(f"no runs of {epochs} epochs")
             history = record["training"]["history"]
             done = [pair for pair in zip(history["epoch"], history["loss"], strict=True) if pair[0] < epochs]
+            if not done:
+                raise Missing(f"no losses of the first {epochs} epochs")
             last = [loss for epoch, loss in done if epoch > done[-1][0] - LATELY]
             found.append(statistics.median(math.inf if loss is None else loss for loss in last))
         return statistics.median(found)
@@ -145,8 +147,8 @@ class Evidence:
 
     def time_ratios(self, over: str, under: str, kind: str) -> list[float]:
         """How many times longer one method took than another, round by round; none if the rounds were not kept."""
-        rounds = (self.times.get(method, {}).get(f"{kind}_rounds", []) for method in (over, under))
-        return [longer / shorter for longer, shorter in zip(*rounds, strict=True)]
+        rounds = [self.times.get(method, {}).get(f"{kind}_rounds") for method in (over, under)]
+        return [longer / shorter for longer, shorter in zip(*rounds, strict=True)] if all(rounds) else []
 
 
 Verdict = tuple[bool, str]

@@ -19,6 +19,7 @@ from matplotlib.ticker import MaxNLocator
 
 from caffnet_lab.experiments.report.groups import FIRST_EPOCHS, TITLES, Group
 from caffnet_lab.experiments.report.tables import optima
+from caffnet_lab.experiments.shape import is_number
 
 #: Colours that colour-blind readers can tell apart (Okabe and Ito).
 COLOURS = {
@@ -144,7 +145,7 @@ def learned_functions(groups: list[Group]) -> Figure | None:
         colour = COLOURS[group.method]
         for record in group.records:
             if record is not main:
-                ax.plot(x, record["curves"]["y"], color=colour, linewidth=0.5, alpha=0.35)
+                ax.plot(record["curves"]["x"], record["curves"]["y"], color=colour, linewidth=0.5, alpha=0.35)
         ax.plot(x, curves["y"], color=colour, label="learned")
         worst = main["evaluation"]["inequality"]["max"]
         told = f"violation up to {_short(worst)}" if worst else "no violation"
@@ -206,17 +207,17 @@ def _steady(values: list[float]) -> list[float]:
 
 
 def _loss_curve(record: dict[str, Any]) -> dict[int, float]:
-    """The loss by epoch; infinite where it was no number."""
+    """The loss by epoch; infinite where it was no number, or none that can be drawn."""
     history = record["training"]["history"]
     pairs = zip(history["epoch"], history["loss"], strict=True)
-    return {epoch: math.inf if loss is None else loss for epoch, loss in pairs if epoch < FIRST_EPOCHS}
+    return {epoch: loss if is_number(loss) else math.inf for epoch, loss in pairs if epoch < FIRST_EPOCHS}
 
 
 def _lowest_losses(groups: list[Group]) -> dict[int, float]:
     """Of every seed, over all methods and epochs."""
     found: dict[int, float] = {}
     for record in (record for group in groups for record in group.records):
-        losses = [loss for loss in record["training"]["history"]["loss"] if loss is not None]
+        losses = [loss for loss in record["training"]["history"]["loss"] if is_number(loss)]
         found[record["config"]["seed"]] = min([*losses, found.get(record["config"]["seed"], math.inf)])
     return found
 
