@@ -52,9 +52,9 @@ FN void warm(const Rows *s, Face *face, Index base, const int8_t *start, const d
 }
 
 /* The row that y violates most, of those that were violated before; of all, when none of those is any more; -1 if
-   there is none. `fine` is the excess, relative to the data, that counts as satisfied. */
+   there is none. `fine` is the excess, relative to the data, that counts as satisfied. Its value a y goes to `at`. */
 FN Index most_violated(const Rows *s, Face *face, const double *y, double size, double fine, const CaffnetTolerances *t,
-                       Index *waiting) {
+                       Index *waiting, double *at) {
     double free = fine * size + t->underflow, worst = 0.0;
     Index found = -1;
     for (;;) {
@@ -63,13 +63,14 @@ FN Index most_violated(const Rows *s, Face *face, const double *y, double size, 
         for (Index e = 0; e < count; e++) {
             Index i = all ? e : face->violated[e];
             if (face->held[i] != 0) continue; /* an equality that is not held depends on the others */
-            double excess = excess_of(s, i, value_of(s, i, y));
+            double value = value_of(s, i, y), excess = excess_of(s, i, value);
             if (excess > free + fine * s->size[i]) {
                 face->violated[left_over++] = i;
                 excess *= excess;
                 if (excess > (1.0 + t->tie) * worst * s->squared[i]) { /* of equal rows the first */
                     found = i;
                     worst = excess / s->squared[i];
+                    *at = value;
                 }
             }
         }
@@ -85,12 +86,12 @@ FN void rebuild_face(Work *work, const int8_t *held) {
         if (held[i] != 0 && !work->rows.equal[i]) add(&work->rows, &work->face, i, held[i], work->t.rank);
 }
 
-/* Let row p join the face, dropping what must leave; 0 if it cannot: a conflict. */
-FN int join(Work *work, Index p, double *y) {
+/* Let row p, whose value at y is `at`, join the face, dropping what must leave; 0 if it cannot: a conflict. */
+FN int join(Work *work, Index p, double at, double *y) {
     const Rows *s = &work->rows;
     Face *face = &work->face;
     const CaffnetTolerances *t = &work->t;
-    Index n = s->n, base = work->base, side = value_of(s, p, y) > s->high[p] ? 1 : -1;
+    Index n = s->n, base = work->base, side = at > s->high[p] ? 1 : -1;
     double bound = side > 0 ? s->high[p] : s->low[p], sign = (double)side, gain = 0.0, *multiplier = face->multiplier;
     for (;;) {
         double left = remainder_of(s, p, face);
@@ -108,7 +109,7 @@ FN int join(Work *work, Index p, double *y) {
             }
         }
         double step = HUGE_VAL;
-        if (independent) step = larger(sign * (value_of(s, p, y) - bound), 0.0) / left;
+        if (independent) step = larger(sign * (at - bound), 0.0) / left;
         if (!independent && place < 0) {
             face->entering = p;
             face->side = side;
@@ -124,6 +125,7 @@ FN int join(Work *work, Index p, double *y) {
             return 1;
         }
         drop(face, place, n);
+        at = value_of(s, p, y);
     }
 }
 
@@ -139,24 +141,22 @@ FN Index dual(Work *work, const double *g, double *y, const int8_t *start, doubl
     const CaffnetTolerances *t = &work->t;
     Index n = s->n, waiting = 0, rounds = 10 * (s->m + n) + 100;
     int settled = 0;
-    double scale = largest(g, n);
+    double scale = largest(g, n), at = 0.0;
     if (start) warm(s, face, work->base, start, g, y, t);
     else flat_point(s, face, g, y);
     for (; rounds > 0; rounds--) {
         if (work->cancel && *work->cancel) return NOT_FOUND;
         double size = scale + largest(y, n);
-        Index p = most_violated(s, face, y, size, fine, t, &waiting);
+        Index p = most_violated(s, face, y, size, fine, t, &waiting, &at);
         if (p < 0) return face->k;
-        if (coarse > 0.0 && !settled && waiting > 0) {
-            double excess = excess_of(s, p, value_of(s, p, y));
-            /* The most violated row is the farthest; others may exceed their own allowance, so all are asked. */
-            if (excess <= coarse * (size + s->size[p]) + t->underflow && accepts_coarsely(s, y, size, coarse, t)) {
-                settled = 1;
-                rounds = face->k == n ? 4 : n + 10; /* at a vertex there is little left to gain */
-                copy_face(s, &work->saved, face);
-            }
+        /* The row violated most is the farthest; others may exceed their own allowance, so all are asked. */
+        if (coarse > 0.0 && !settled && excess_of(s, p, at) <= coarse * (size + s->size[p]) + t->underflow &&
+            accepts_coarsely(s, y, size, coarse, t)) {
+            settled = 1;
+            rounds = face->k == n ? 4 : n + 10; /* at a vertex there is little left to gain */
+            copy_face(s, &work->saved, face);
         }
-        if (!join(work, p, y)) {
+        if (!join(work, p, at, y)) {
             if (!settled) return CONFLICT;
             break;
         }

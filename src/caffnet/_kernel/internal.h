@@ -10,9 +10,11 @@
 
 #ifdef __CUDACC__
 #define FN static __device__ inline
+#define INLINE static __device__ __forceinline__
 #define RESTRICT __restrict__
 #else
 #define FN static inline
+#define INLINE static inline __attribute__((always_inline))
 #define RESTRICT restrict
 #endif
 
@@ -135,24 +137,28 @@ FN double rounded(double x, int single) { return single ? (double)(float)x : x; 
 /* ---------------------------------------------------------------------------------------------- vectors */
 
 /* Sums side by side, for vector instructions; the order depends on n alone. */
-FN double dot(const double *RESTRICT a, const double *RESTRICT b, Index n) {
-    double total = 0.0;
+FN double long_dot(const double *RESTRICT a, const double *RESTRICT b, Index n) {
+    double sum[8] = {0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0}, total;
     Index j = 0;
-    if (n >= 8) {
-        double sum[8] = {0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0};
-        if (n >= 32) {
-            double more[8] = {0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0};
-            for (; j + 16 <= n; j += 16) {
-                for (int c = 0; c < 8; c++) sum[c] += a[j + c] * b[j + c];
-                for (int c = 0; c < 8; c++) more[c] += a[j + 8 + c] * b[j + 8 + c];
-            }
-            for (int c = 0; c < 8; c++) sum[c] += more[c];
-        }
-        for (; j + 8 <= n; j += 8)
+    if (n >= 32) {
+        double more[8] = {0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0};
+        for (; j + 16 <= n; j += 16) {
             for (int c = 0; c < 8; c++) sum[c] += a[j + c] * b[j + c];
-        total = ((sum[0] + sum[4]) + (sum[1] + sum[5])) + ((sum[2] + sum[6]) + (sum[3] + sum[7]));
+            for (int c = 0; c < 8; c++) more[c] += a[j + 8 + c] * b[j + 8 + c];
+        }
+        for (int c = 0; c < 8; c++) sum[c] += more[c];
     }
+    for (; j + 8 <= n; j += 8)
+        for (int c = 0; c < 8; c++) sum[c] += a[j + c] * b[j + c];
+    total = ((sum[0] + sum[4]) + (sum[1] + sum[5])) + ((sum[2] + sum[6]) + (sum[3] + sum[7]));
     for (; j < n; j++) total += a[j] * b[j];
+    return total;
+}
+
+INLINE double dot(const double *RESTRICT a, const double *RESTRICT b, Index n) {
+    if (n >= 8) return long_dot(a, b, n);
+    double total = 0.0;
+    for (Index j = 0; j < n; j++) total += a[j] * b[j];
     return total;
 }
 

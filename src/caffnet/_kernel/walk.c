@@ -32,7 +32,7 @@ FN Index walk_all(Work *work, Index minimal, double best, Index size) {
     Index n = s->n, m = s->m, base = face->k, top = minimal < 0 ? n - base : minimal > 1 ? minimal : 1;
     /* The p-norm of a vector is at least this share of its length. */
     double share = norm <= 2.0 ? 1.0 : pow((double)n, (norm > 1e300 ? 0.0 : 1.0 / norm) - 0.5);
-    double size_f = largest(f, n), margin = t->feasibility * larger(size_f, largest(g, n)), tie = 1.0 + t->tie;
+    double size_f = largest(f, n), margin = 4.0 * t->feasibility * larger(size_f, largest(g, n)), tie = 1.0 + t->tie;
     double kept = best;
     copy(y, f, n);
     slide(s, face, 0, y);
@@ -94,7 +94,8 @@ FN Index walk_all(Work *work, Index minimal, double best, Index size) {
         copy(y, walk->g + (size_t)depth * (size_t)n, n);
         slide(s, face, k, y);
         copy(next_g, y, n);
-        if (minimal < 0 || here == 1 || here == minimal) {
+        /* Before y is refined, its distance is known up to `margin`. */
+        if ((minimal < 0 || here == 1 || here == minimal) && distance(y, f, n, norm) <= reach + margin) {
             slide(s, face, 0, y);
             double length = distance(y, f, n, norm);
             if (length <= best * tie && accepts(s, y, size_f, t)) {
