@@ -15,7 +15,8 @@ def _load_build(root: str) -> Any:
     """`caffnet._kernel.build`, by its path: the package itself is not installed yet."""
     path = Path(root) / "src" / "caffnet" / "_kernel" / "build.py"
     spec = importlib.util.spec_from_file_location("caffnet_kernel_build", path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)

@@ -228,7 +228,9 @@ def _check_point(name: str, t: Tensor, constraints: AffineSet) -> None:
         kind = "nested" if t.is_nested else "sparse"
         raise ConstraintError(f"{name} must be a dense tensor, got a {kind} one: write {name}.to_dense().")
     if t.ndim == 0 or t.shape[-1] != constraints.n:
-        raise ConstraintError(f"{name} must have shape (..., {constraints.n}) to meet {constraints}, got {tuple(t.shape)}.")
+        raise ConstraintError(
+            f"{name} must have shape (..., {constraints.n}) to meet {constraints}, got {tuple(t.shape)}."
+        )
 
 
 def _batch_shape(f: Tensor, set: AffineSet) -> torch.Size:

@@ -104,7 +104,7 @@ def _tolerances(dtype: torch.dtype, n: int) -> tuple[float, ...]:
 def _kinds(row_kinds: str) -> tuple[bytes, int]:
     """The kinds of the rows as characters, and their address. The caller keeps the first while the second is used."""
     characters = row_kinds.encode()
-    return characters, ctypes.cast(characters, ctypes.c_void_p).value or 0
+    return characters, ctypes.cast(ctypes.c_char_p(characters), ctypes.c_void_p).value or 0
 
 
 # ------------------------------------------------------------------------------------------------- arrays
@@ -129,7 +129,9 @@ def _step(t: Tensor, core: int) -> int:
 class _Batch:
     """A CaffnetBatch with the tensors whose addresses it holds."""
 
-    def __init__(self, p: Problem, options: Options, answer: Answer, start: Tensor | None, cancel: ctypes.c_int32 | None):
+    def __init__(
+        self, p: Problem, options: Options, answer: Answer, start: Tensor | None, cancel: ctypes.c_int32 | None
+    ):
         f, A, lower, upper = _lines(p.f, 1), _lines(p.A, 2), _lines(p.lower, 1), _lines(p.upper, 1)
         w = None if p.w is None else _lines(p.w, 1)
         self.samples, self.n = f.shape

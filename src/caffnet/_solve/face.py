@@ -1,14 +1,14 @@
 """A sub-constraint in plain torch operations: its rows scaled, and their pseudo-inverse.
 
-Row ``i`` is multiplied by a power of two so that ``1 <= |a_i|_1 < 2``; that is exact. The pseudo-inverse takes one row at
-a time. With ``N`` the projector on the null space of the rows so far, a new row ``a`` leaves the remainder ``r = N a``.
-If ``r`` vanishes, the row depends on the others. Else
+Row ``i`` is multiplied by a power of two so that ``1 <= |a_i|_1 < 2``; that is exact. The pseudo-inverse takes one row
+at a time. With ``N`` the projector on the null space of the rows so far, a new row ``a`` leaves the remainder
+``r = N a``. If ``r`` vanishes, the row depends on the others. Else
 
     c  = r / (a r),      A⁺ <- [A⁺ - c (a A⁺),  c],      N <- N - r rᵀ / |r|²
 
 which is Gram-Schmidt for ``N`` and Greville's update for ``A⁺``. ``r`` is orthogonalised twice: once more is all it
-takes to be accurate to rounding even when ``a`` is nearly dependent. Only products, sums and comparisons are used, so the
-same code is traced, exported, mapped, and differentiated any number of times in any mode.
+takes to be accurate to rounding even when ``a`` is nearly dependent. Only products, sums and comparisons are used, so
+the same code is traced, exported, mapped, and differentiated any number of times in any mode.
 
 A dependent row ``a = e A`` with ``e = a A⁺`` leaves ``N`` as it is. Greville's update for it,
 
@@ -104,7 +104,7 @@ def unit_exponent(A: Tensor) -> Tensor:
 
 
 def times_power(t: Tensor, exponent: Tensor) -> Tensor:
-    """``t * 2 ** exponent``, exact. In two steps, because ``2 ** exponent`` alone may overflow, as ``2 ** 1030`` does."""
+    """``t * 2 ** exponent``, exact. In two steps: ``2 ** exponent`` alone may overflow, as ``2 ** 1030`` does."""
     half = (exponent / 2).floor()
     return t * half.exp2() * (exponent - half).exp2()
 

@@ -1,7 +1,7 @@
 """How an answer is differentiated.
 
-The kernel differentiates what it has solved (`run.gradient`; the formula stands in projection.py). Where a derivative is
-itself differentiated, carried forward or mapped, the answer is written as the closed form on its known face in plain
+The kernel differentiates what it has solved (`run.gradient`; the formula stands in projection.py). Where a derivative
+is itself differentiated, carried forward or mapped, the answer is written as the closed form on its known face in plain
 operations (`on_face`), which torch differentiates in any mode and any number of times.
 """
 
@@ -32,7 +32,9 @@ def answer(problem: Problem, options: Options, start: Tensor | None = None) -> A
         return found._replace(value=on_face(problem, found, options))
     if not wanted:
         return run.solve(problem, options, start)
-    return Answer(*_Solved.apply(*problem.tensors, problem.row_kinds, problem.labels, problem.batch_shape, options, start))
+    return Answer(
+        *_Solved.apply(*problem.tensors, problem.row_kinds, problem.labels, problem.batch_shape, options, start)
+    )
 
 
 class _Solved(torch.autograd.Function):
@@ -63,9 +65,7 @@ class _Solved(torch.autograd.Function):
         return *(t if want else None for t, want in zip(slopes, wanted, strict=True)), *(None,) * 5
 
 
-def _again(
-    problem: Problem, found: Answer, options: Options, wanted: Sequence[bool], v: Tensor
-) -> list[Tensor | None]:
+def _again(problem: Problem, found: Answer, options: Options, wanted: Sequence[bool], v: Tensor) -> list[Tensor | None]:
     """The gradients of `on_face`, differentiable in their turn where that is asked for."""
     create = torch.is_grad_enabled()
     with torch.enable_grad():
@@ -178,6 +178,7 @@ class _Inward(torch.autograd.Function):
         known = v.isfinite().all(-1, keepdim=True)
         goal = torch.where(known, -v, 0.0)
         # The kinds of the rows are those of the cone, which the numbers tell.
-        problem = Problem(goal, None, *ctx.saved_tensors, "B" * len(ctx.row_kinds), None, (goal.shape[0],))
+        A, lower, upper = ctx.saved_tensors
+        problem = Problem(goal, None, A, lower, upper, "B" * len(ctx.row_kinds), None, (goal.shape[0],))
         step = answer(problem, Options(search="active", on_infeasible="nearest")).value
         return torch.where(known, -step, v), None, None, None, None, None

@@ -1,8 +1,9 @@
 """The search in plain operations, for graphs that must hold no opaque call: every sub-constraint is a candidate.
 
-`full` lists the complete set Γ: every choice of linearly independent rows, each at one of its sides, equalities in each.
-`lite` lists single rows and minimal faces, which have as many rows as are independent. The list depends on the shape of
-the problem alone; the numbers enter as plain arithmetic. Nothing can raise in a graph: a sample without an answer is NaN.
+`full` lists the complete set Γ: every choice of linearly independent rows, each at one of its sides, with the
+equalities. `lite` lists single rows and minimal faces, which have as many rows as are independent. The list depends on
+the shape of the problem alone; the numbers enter as plain arithmetic. Nothing can raise in a graph: a sample without an
+answer is NaN.
 """
 
 from __future__ import annotations
@@ -62,8 +63,7 @@ def check_search(row_kinds: str, n: int, options: Options) -> str:
 def solve(problem: Problem, options: Options) -> Answer:
     """Answer every sample; the gradient of an exported graph is not a matter of it."""
     p = problem
-    samples, n = p.f.shape
-    m = p.A.shape[-2]
+    samples, m = p.f.shape[0], p.A.shape[-2]
     exponent = unit_exponent(p.A)
     lower, upper = (times_power(t.expand(samples, m), exponent) for t in (p.lower, p.upper))
     rows = _Rows(times_power(p.A, exponent.unsqueeze(-1)), lower, upper)
@@ -120,7 +120,7 @@ def _list_subsets(row_kinds: str, sizes: tuple[int, ...]) -> tuple[np.ndarray, n
 
 
 def _choose(rows: _Rows, row_kinds: str, options: Options, f: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Per sample the rows ``(B, k)`` and sides of the nearest feasible candidate, and whether there is one, ``(B,)``."""
+    """Per sample the rows ``(B, k)`` and sides of the nearest feasible candidate, and whether there is one."""
     n, m = rows.A.shape[-1], rows.A.shape[-2]
     lite = options.search == "lite"
     # While a graph is traced no rank is known: minimal faces of every size are listed, and the size decides in it.
@@ -128,7 +128,11 @@ def _choose(rows: _Rows, row_kinds: str, options: Options, f: Tensor, g: Tensor)
     listed, signs = (torch.from_numpy(t).to(f.device) for t in _list_subsets(row_kinds, sizes))
     equalities, total = row_kinds.count(EQUAL), listed.shape[0]
     if total == 0:
-        return f.new_zeros(f.shape[0], 0).long(), f.new_zeros(f.shape[0], 0).to(torch.int8), f.new_zeros(f.shape[0]).bool()
+        return (
+            f.new_zeros(f.shape[0], 0).long(),
+            f.new_zeros(f.shape[0], 0).to(torch.int8),
+            f.new_zeros(f.shape[0]).bool(),
+        )
     chosen = rows.A[..., listed.reshape(-1), :].reshape(*rows.A.shape[:-2], *listed.shape, n)
     face = factor(chosen, (signs != 0).expand(chosen.shape[:-1]), equalities)
     bounds = torch.cat([rows.lower, rows.upper], -1)  # (B, 2m): the side picks the half

@@ -6,8 +6,9 @@ side of
     Σ μ_i a_i y  <=  Σ μ_i b_i,    b_i the bound that the sign of μ_i selects,
 
 vanish for every ``y`` while the right side is negative, then no ``y`` satisfies all rows. The kernel finds such numbers
-and checks both sums with bounds on their own rounding. Where the left side is not exactly zero but ``r y``, no point with
-``|y|_inf < |gap| / |r|_1`` satisfies the rows: that radius is at least 1 / eps times the size of the data.
+and checks both sums with bounds on their own rounding. Where the left side is not exactly zero but ``r y``, no point
+with ``|y|_inf < |gap| / |r|_1`` satisfies the rows: a sample is INFEASIBLE only if that radius is a billion times the
+size of its data (`tolerance.EMPTY`) or more.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Where a batch is solved: by the kernel, as one opaque operation for tracers, or as plain arithmetic to be exported.
 
 `torch.compile` and `torch.func.vmap` cannot look into compiled code, so for them the kernel is one operation: compiled
-graphs call it as it is (and it still raises), a mapped axis becomes more samples. An exported graph has no Python behind
-it; there the sub-constraints are enumerated in plain arithmetic (`graph`).
+graphs call it as it is (and it still raises), a mapped axis becomes more samples. An exported graph has no Python
+behind it; there the sub-constraints are enumerated in plain arithmetic (`graph`).
 """
 
 from __future__ import annotations
@@ -107,7 +107,8 @@ def unpack(
         length = max(int(size), 0)
         names.append(None if size == "-1" else labels[:length])
         labels = labels[length:]
-    return Problem(*tensors, row_kinds, tuple(names) or None, tuple(batch_shape)), Options(*options)
+    f, w, A, lower, upper = tensors
+    return Problem(f, w, A, lower, upper, row_kinds, tuple(names) or None, tuple(batch_shape)), Options(*options)
 
 
 def _opaque(problem: Problem, options: Options) -> Answer:
@@ -168,7 +169,9 @@ torch.library.register_fake("caffnet::gradient", _gradient_shapes, lib=_operatio
 def _fold(size: int, tensors: Sequence[Any], dims: Sequence[Any], cores: Sequence[int]) -> tuple[list[Any], int]:
     """Tensors with the mapped axis folded into their lines; what all samples share stays shared."""
     lines = next(
-        t.shape[1 if dim == 0 else 0] for t, dim, core in zip(tensors, dims, cores, strict=True) if core == 1 and t is not None
+        t.shape[1 if dim == 0 else 0]
+        for t, dim, core in zip(tensors, dims, cores, strict=True)
+        if core == 1 and t is not None
     )
     folded = []
     for t, dim, core in zip(tensors, dims, cores, strict=True):

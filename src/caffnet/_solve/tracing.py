@@ -29,7 +29,7 @@ def are_concrete(tensors: Iterable[Tensor | None]) -> bool:
     """Whether all of these hold numbers, and no transform is at work."""
     if peek_interpreter_stack() is not None:
         return False
-    for t in tensors:
+    for t in tensors:  # not all(...): a generator costs more than the checks  # noqa: SIM110
         if t is not None and (type(t) not in _PLAIN or t.is_meta):
             return False
     return True
@@ -83,4 +83,8 @@ def no_autocast(device: str) -> contextlib.AbstractContextManager:
 
 def full_precision(t: Tensor, device: str | None = None) -> Tensor:
     """A tensor that autocast left in half precision, in float32 again (exactly)."""
-    return t.float() if t.dtype in (torch.float16, torch.bfloat16) and torch.is_autocast_enabled(device or t.device.type) else t
+    return (
+        t.float()
+        if t.dtype in (torch.float16, torch.bfloat16) and torch.is_autocast_enabled(device or t.device.type)
+        else t
+    )

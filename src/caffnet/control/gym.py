@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from caffnet._solve.problem import Status, check_options
 from caffnet.constraints import AffineSet
 from caffnet.control.barriers import Barrier
 from caffnet.control.safety import explain, within_limits
@@ -17,8 +18,6 @@ from caffnet.control.simulation import check_steps, rk4
 from caffnet.control.systems import ControlAffine
 from caffnet.errors import ConstraintError, InfeasibleError
 from caffnet.layer import OPTIONS
-from caffnet._solve.problem import Status
-from caffnet._solve.problem import check_options
 from caffnet.projection import Projection, project
 
 try:

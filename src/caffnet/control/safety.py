@@ -24,13 +24,13 @@ import torch
 from torch import Tensor, nn
 
 from caffnet import tolerance
+from caffnet._solve.problem import Status
 from caffnet._solve.tracing import is_compiling, is_concrete
 from caffnet.constraints import UPPER, AffineSet
 from caffnet.control.barriers import Barrier
 from caffnet.control.systems import ControlAffine, check_states
 from caffnet.errors import ConstraintError, InfeasibleError
 from caffnet.layer import CAffine
-from caffnet._solve.problem import Status
 from caffnet.projection import Projection, project
 
 ClassK: TypeAlias = Callable[[Tensor], Tensor]

@@ -14,9 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from caffnet import AffineSet, prepare
+from caffnet import AffineSet, Prepared, prepare
 from caffnet.constraints import EQUAL, UPPER
-from caffnet import Prepared
 from caffnet_lab.experiments.problem import Evaluation, Loss, Problem, penalty_of, violation_metrics
 
 N_OUT, INEQUALITIES, EQUALITIES = 5, 5, 3

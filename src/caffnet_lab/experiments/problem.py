@@ -15,9 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from caffnet import AffineSet
+from caffnet import AffineSet, Prepared
 from caffnet.constraints import BOTH, EQUAL, LOWER, UPPER
-from caffnet import Prepared
 
 #: A violation above this counts in the paper's "Num (%)" column.
 COUNTED = 1e-6
