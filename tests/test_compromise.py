@@ -81,11 +81,16 @@ def test_opposite_limits_meet_in_the_middle(set: AffineSet):
     torch.testing.assert_close(project(f, set, w, search="full").value, torch.tensor([[1.0, 0.5]]))
 
 
-def test_the_size_of_a_row_is_its_weight():
-    """Least squares in the user's units: between y = 1 and y = -1, written as -2 y <= 2, that is 1 to 4."""
-    set = AffineSet.inequality([[1.0, 0.0], [-2.0, 0.0], [0.0, 1.0]], [1.0, 2.0, 1.0])
+@pytest.mark.parametrize("order", [[0, 1, 2], [1, 0, 2], [2, 1, 0]])
+@pytest.mark.parametrize("size", [1.0, 1e-3, 1e4])
+def test_the_size_of_a_row_is_its_weight(order: list[int], size: float):
+    """Least squares in the user's units: between y = 1 and y = -1, written as -2 y <= 2, that is 1 to 4.
+
+    Whichever row comes first, and whatever the units of both.
+    """
+    A, b = torch.tensor([[size, 0.0], [-2.0 * size, 0.0], [0.0, 1.0]]), torch.tensor([size, 2.0 * size, 1.0])
     f, w = torch.tensor([[-0.5, 1.05]]), torch.tensor([[3.0, -0.15]])
-    answer = project(f, set, w, search="paper").value
+    answer = project(f, AffineSet.inequality(A[order], b[order]), w, search="paper").value
     torch.testing.assert_close(answer, torch.tensor([[(1 * 1.0 + 4 * -1.0) / 5, 0.9]]))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -206,6 +207,32 @@ def test_bad_samples_are_marked_and_the_others_are_answered():
     assert answer.value[0].tolist() == answer.value[2].tolist() == [1.0, 0.0] and answer.value[1].isnan().all()
     crossed = AffineSet(torch.eye(2, dtype=DOUBLE), torch.tensor([1.0, 0.0]).double(), torch.zeros(2).double())
     assert project(f[:1], crossed, on_infeasible="nan").status == Status.INFEASIBLE
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_the_least_violation_is_least(block: int):
+    """Against a linear programme; and the rows named in the conflict prove that no point has less."""
+    optimize = pytest.importorskip("scipy.optimize")
+    for seed in range(block, 60, 4):
+        random = np.random.default_rng(seed)
+        n, m = int(random.integers(1, 7)), int(random.integers(3, 13))
+        A = random.normal(size=(m, n)) * 10.0 ** random.integers(-2, 3, (m, 1))
+        value = A @ random.normal(size=n)
+        upper = value - np.abs(random.normal(size=m)) * (1 + np.abs(A).sum(1))
+        lower = np.where(random.random(m) < 0.4, upper - random.random(m), -np.inf)
+        signs = random.choice([-1.0, 1.0], m)[:, None]
+        A = np.concatenate([A, -signs * A])  # rows that pull against each other
+        lower, upper = (np.concatenate([t, t[::-1]]) for t in (lower, upper))
+        finite = np.isfinite(lower)
+        rows = np.concatenate([np.c_[A, -np.ones(2 * m)], np.c_[-A[finite], -np.ones(finite.sum())]])
+        bounds = [*[(None, None)] * n, (0, None)]
+        programme = optimize.linprog(np.r_[np.zeros(n), 1.0], rows, np.r_[upper, -lower[finite]], bounds=bounds)
+        assert programme.status == 0
+        set = AffineSet(*(torch.as_tensor(t) for t in (A, lower, upper)))
+        answer = project(torch.as_tensor(random.normal(size=n)), set, on_infeasible="nearest", search="active")
+        if programme.fun > 1e-6:
+            assert answer.status == Status.INFEASIBLE, seed
+        assert abs(float(answer.violation) - programme.fun) <= 1e-8 * (1 + abs(programme.fun)), seed
 
 
 # ------------------------------------------------------------------------------------------------ gradients
@@ -712,35 +739,46 @@ def test_importing_and_projecting_load_no_compiler_of_python():
 # ------------------------------------------------------------------------------------------------ memory
 
 
+def read_structs() -> dict[str, list[tuple[str, str]]]:
+    """The fields of every struct in kernel.h, in order: name, and "d" for a double, "q" for an integer or address."""
+    text = re.sub(r"/\*.*?\*/", "", (PACKAGE / "_kernel" / "kernel.h").read_text(), flags=re.DOTALL)
+    structs: dict[str, list[tuple[str, str]]] = {}
+    for body, name in re.findall(r"typedef struct \{(.*?)\} (\w+);", text, flags=re.DOTALL):
+        structs[name] = []
+        for line in body.split(";"):
+            kind, _, names = line.strip().partition(" ")
+            if kind in structs:
+                structs[name] += [(f"{names}.{field}", letter) for field, letter in structs[kind]]
+                continue
+            for word in re.sub(r"^(?:(?:const|volatile|void|char|double|int\w+) )*", "", names).split(","):
+                double = kind == "double" and "*" not in names
+                structs[name] += [(word.strip(" *"), "d" if double else "q")] if word.strip() else []
+    return structs
+
+
 @needs_compiler
 def test_the_structs_of_python_and_c_are_the_same(tmp_path: Path):
-    """The fields of kernel.h in the order in which native.py packs them, each of eight bytes."""
-    batch = "n m samples single search strict nearest tangent f_step w_step A_step lower_step upper_step "
-    batch += "f w A lower upper kinds start value status active choice cancel norm t"
-    tolerances = "feasibility search rank tie underflow margin fine_rank empty"
-    gradients = "v v_step f w A lower upper A_step lower_step upper_step"
-    fields = [("CaffnetBatch", name) for name in batch.split()]
-    fields += [("CaffnetTolerances", name) for name in tolerances.split()]
-    fields += [("CaffnetGradients", name) for name in gradients.split()]
-    fields += [("CaffnetProof", name) for name in ("gap", "radius")]
-    sizes = ("CaffnetBatch", "CaffnetTolerances", "CaffnetGradients", "CaffnetProof")
-    lines = [f'printf("%d\\n", (int)sizeof({name}));' for name in sizes]
-    lines += [f'printf("%d\\n", (int)offsetof({struct}, {name}));' for struct, name in fields]
+    """Eight bytes for every field of kernel.h, in the order of the letters that native.py packs."""
+    structs = read_structs()
+    lines = [f'printf("%d\\n", (int)sizeof({name}));' for name in structs]
+    for name, fields in structs.items():
+        lines += [f'printf("%d\\n", (int)offsetof({name}, {field}));' for field, _ in fields]
     source = tmp_path / "sizes.c"
-    source.write_text('#include <stddef.h>\n#include <stdio.h>\n#include "kernel.h"\nint main(void) {\n')
-    with open(source, "a") as file:
-        file.write("\n".join(lines) + "\nreturn 0;\n}\n")
+    start = '#include <stddef.h>\n#include <stdio.h>\n#include "kernel.h"\nint main(void) {\n'
+    source.write_text(start + "\n".join(lines) + "\nreturn 0;\n}\n")
     assert COMPILER is not None
     subprocess.run([*COMPILER, f"-I{PACKAGE / '_kernel'}", str(source), "-o", str(tmp_path / "sizes")], check=True)
     told = [int(line) for line in subprocess.check_output([str(tmp_path / "sizes")], text=True).split()]
-    assert told[:4] == [native._BATCH.size, 64, native._GRADIENTS.size, native._PROOF.size]
-    places = dict(zip(fields, told[4:], strict=True))
-    for struct in sizes:
-        own = [place for (of, _), place in places.items() if of == struct]
-        assert own == [8 * i for i in range(len(own))], struct
-    norm = places["CaffnetBatch", "norm"] // 8
-    assert native._BATCH.format == f"{norm}q{native._BATCH.size // 8 - norm}d"  # integers, then doubles from norm on
-    assert native._GRADIENTS.format == f"{len(gradients.split())}q"
+    sizes, offsets = dict(zip(structs, told[: len(structs)], strict=True)), told[len(structs) :]
+    assert offsets == [8 * i for fields in structs.values() for i in range(len(fields))]
+    packed = {"CaffnetBatch": native._BATCH, "CaffnetGradients": native._GRADIENTS, "CaffnetProof": native._PROOF}
+    assert set(structs) == {*packed, "CaffnetTolerances"}
+    for name, form in packed.items():
+        letters = "".join(letter for _, letter in structs[name])
+        assert sizes[name] == form.size == 8 * len(letters)
+        written = re.sub(r"(\d+)(\w)", lambda group: int(group[1]) * group[2], form.format)
+        assert written == letters, name
+    assert sizes["CaffnetTolerances"] == 8 * len(native._tolerances(DOUBLE, 3))
 
 
 def declare(library: ctypes.CDLL) -> ctypes.CDLL:

@@ -1,7 +1,7 @@
 """The tests must notice: deliberate breakages of the code, each of which has to make a test fail.
 
-Every mutant is a copy of the package with one line changed; a few quick tests are run against it in a process of its
-own. A mutant that survives means that nothing checks the line.
+Every mutant is a copy of the package with one line changed, compiled anew if that line is in C; a few quick tests are
+run against it in a process of its own. A mutant that survives means that nothing checks the line.
 """
 
 from __future__ import annotations
@@ -15,18 +15,31 @@ from pathlib import Path
 import pytest
 
 import caffnet
+from caffnet._kernel import build
 
 HERE = Path(__file__).parent
 PACKAGE = Path(caffnet.__file__).parent
 
-# name: (file, what the line says, what the mutant says, the tests that should notice). Breakages of the kernel are
-# tested with it, all others without.
+FULL = "test_literal.py::test_full_is_the_nearest_feasible_candidate"
+ENUMERATION = "test_kernel.py::test_the_answers_are_those_of_plain_enumeration"
+PROJECTION = "test_kernel.py::test_the_projection_is_that_of_a_quadratic_programme_solver"
+CLOSED_FORM = "test_kernel.py::test_gradients_are_those_of_the_closed_form"
+FRACTIONS = "test_strict.py::test_ten_thousand_samples_proven_with_fractions"
+
+# name: (file, what the line says, what the mutant says, the tests that should notice).
 MUTANTS = {
-    "sign of the candidate": (
-        "search/flat.py",
-        "y = product(choice.pinv, target) + (g - product",
-        "y = product(choice.pinv, target) - (g - product",
+    # the point
+    "w with the wrong sign": (
+        "_kernel/rows.c",
+        "g = rounded(f + load(batch->w",
+        "g = rounded(f - load(batch->w",
         "test_nasty.py::test_21_the_jump_at_the_boundary_is_as_documented",
+    ),
+    "away from the rows, not onto them": (
+        "_kernel/face.c",
+        "move(face, j, (value_of(s, i, y) - bound) /",
+        "move(face, j, (bound - value_of(s, i, y)) /",
+        ENUMERATION,
     ),
     "no tolerance": (
         "tolerance.py",
@@ -38,85 +51,178 @@ MUTANTS = {
         "tolerance.py",
         "return 4 * max(n, 1) * torch.finfo(dtype).eps\n\n\ndef rank",
         "return 1e-3\n\n\ndef rank",
-        "test_literal.py::test_full_is_the_nearest_feasible_candidate",
+        FULL,
     ),
-    "infeasible candidates are not masked": (
-        "search/enumeration.py",
-        "return torch.where(valid, distance(y - f.unsqueeze(1), norm), math.inf)",
-        "return distance(y - f.unsqueeze(1), norm)",
-        "test_literal.py::test_full_is_the_nearest_feasible_candidate",
+    "infeasible candidates are accepted": (
+        "_kernel/walk.c",
+        "if (length <= best * tie && accepts(s, y, size_f, t)) {",
+        "if (length <= best * tie) {",
+        FULL,
+    ),
+    "branches end too early": (
+        "_kernel/walk.c",
+        "if (share * sqrt(squared) > reach) continue;",
+        "if (share * sqrt(squared) > 0.5 * reach) continue;",
+        FULL,
     ),
     "rows are not scaled": (
-        "rows.py",
-        "    return -torch.where(positive,",
-        "    return 0 * torch.where(positive,",
-        "test_nasty.py::test_16_rows_near_the_end_of_float32 test_properties.py",
+        "_kernel/rows.c",
+        "exponent = size > 0.0 ? exponent + 1 - exponent_of(size) : 0;",
+        "exponent = 0;",
+        "test_nasty.py::test_16_rows_near_the_end_of_float32 "
+        "test_properties.py::test_scaling_rows_by_powers_of_two_changes_no_bit",
     ),
     "the wrong side of a two-sided row": (
-        "search/enumeration.py",
-        "place = table.rows + rows.m * (table.sides >= 0)",
-        "place = table.rows + rows.m * (table.sides <= 0)",
-        "test_deploy.py::test_the_layer_ends_a_sequential test_model.py::test_a_trained_model_is_wrapped_in_one_line",
+        "_kernel/dual.c",
+        "> s->high[p] ? 1 : -1",
+        "> s->high[p] ? -1 : 1",
+        PROJECTION,
     ),
+    "a bound of one output is not firm": (
+        "_kernel/rows.c",
+        "(firm && s->plain[i] >= 0)",
+        "(firm && s->plain[i] > s->n)",
+        "test_nasty.py::test_plain_bounds_hold_exactly_for_an_accepted_f_too",
+    ),
+    "the nearest bound of a box is the other": (
+        "_kernel/box.c",
+        "*y = f > low ? high : low;",
+        "*y = f > low ? low : high;",
+        "test_kernel.py::test_a_box_is_a_clamp",
+    ),
+    # the search
+    "a dropped multiplier": (
+        "_kernel/dual.c",
+        "double rate = sign * (double)face->sides[j] * face->r[j];",
+        "double rate = -1.0;",
+        PROJECTION,
+    ),
+    "a rotation that does not turn back": (
+        "_kernel/face.c",
+        "lower[j] = cosine * bottom - sine * top;",
+        "lower[j] = cosine * bottom + sine * top;",
+        PROJECTION,
+    ),
+    "rows of a warm start that do not pull stay": (
+        "_kernel/dual.c",
+        "if (face->multiplier[j] < least) {",
+        "if (face->multiplier[j] < -1e300) {",
+        "test_kernel.py::test_a_warm_start_does_not_change_the_answer",
+    ),
+    "equalities are forgotten from one sample to the next": (
+        "_kernel/face.c",
+        "same = work->before[i] == s->equal[i];",
+        "same = 1;",
+        "test_kernel.py::test_a_sample_has_the_same_bits_beside_others_that_share_its_rows "
+        "test_kernel.py::test_gradients_of_larger_sets_are_those_of_the_closed_form",
+    ),
+    # the gradient
     "sign of the gradient of A": (
-        "projection.py",
-        "slope = -(multiplier",
-        "slope = (multiplier",
-        "test_gradient.py::test_first_and_second_derivatives_on_faces_of_every_dimension",
+        "_kernel/gradient.c",
+        "A[c] -= first * p[c]",
+        "A[c] += first * p[c]",
+        CLOSED_FORM,
+    ),
+    "the gradient of a bound in the units of the scaled row": (
+        "_kernel/gradient.c",
+        "+= power * times_power(q, exponent);",
+        "+= power * q;",
+        CLOSED_FORM,
     ),
     "the tangent step points outward": (
-        "projection.py",
-        "step = project(torch.where(known, -v, 0.0)",
-        "step = project(torch.where(known, v, 0.0)",
+        "_kernel/gradient.c",
+        "d[j] = -v[j];",
+        "d[j] = v[j];",
+        "test_gradient.py::test_a_step_along_the_tangent_gradient_never_increases_a_linear_loss",
+    ),
+    "the tangent step in a box points outward": (
+        "_kernel/gradient.c",
+        "if (up ? above : below) p[j] = larger(p[j], 0.0);",
+        "if (up ? above : below) p[j] = smaller(p[j], 0.0);",
         "test_gradient.py::test_the_tangent_gradient_lives_where_the_exact_one_dies",
     ),
     "the tangent step pulls w inside too": (
-        "projection.py",
-        "return direction, p if ctx.has_w",
-        "return direction, direction if ctx.has_w",
+        "_kernel/gradient.c",
+        "    for (Index j = 0; to->w && j < n; j++)",
+        "    if (batch->tangent && !compromise && numbers) tangent(work, active, y, v, p);\n"
+        "    for (Index j = 0; to->w && j < n; j++)",
         "test_gradient.py::test_what_pulls_f_inside_does_not_pull_w",
     ),
+    "the closed form takes the other bound": (
+        "_solve/gradient.py",
+        "torch.where(sides > 0, upper, lower)",
+        "torch.where(sides > 0, lower, upper)",
+        CLOSED_FORM,
+    ),
+    "the tangent step of a transform points outward": (
+        "_solve/gradient.py",
+        "torch.where(known, -v, 0.0)",
+        "torch.where(known, v, 0.0)",
+        "test_transforms.py::test_tangent_vmap_of_vjp",
+    ),
+    # no point at all
     "a conflict with the wrong sign": (
-        "search/dual.py",
-        "-r * side, 0.0)",
-        "r * side, 0.0)",
+        "_kernel/infeasible.c",
+        "double m = -sign * face->r[j];",
+        "double m = sign * face->r[j];",
         "test_input.py::test_the_message_names_the_sample_the_rows_and_the_ways_out",
     ),
-    "the kernel: a dropped multiplier": (
-        "kernel.py",
-        "rate = side * sides[j] * r[j]",
-        "rate = -1.0",
-        "test_kernel.py",
+    "the least violation climbs too little": (
+        "_kernel/infeasible.c",
+        "needed > *relax + noise) *relax = needed;",
+        "needed > *relax + noise) *relax = *relax + 0.001 * (needed - *relax);",
+        "test_data.py::test_nearest_has_the_least_violation test_kernel.py::test_the_least_violation_is_least",
     ),
-    "the kernel: branches end too early": (
-        "kernel.py",
-        "        if share * math.sqrt(squared) > reach:",
-        "        if share * math.sqrt(squared) > 0.5 * reach:",
-        "test_kernel.py",
+    "the least violation climbs too far": (
+        "_kernel/infeasible.c",
+        "needed > *relax + noise) *relax = needed;",
+        "needed > *relax + noise) *relax = 1.5 * needed;",
+        "test_data.py::test_nearest_has_the_least_violation test_kernel.py::test_the_least_violation_is_least",
     ),
-    "the kernel: sign of the gradient of A": (
-        "kernel.py",
-        "to_A[line, i, c] -= factor",
-        "to_A[line, i, c] += factor",
-        "test_kernel.py",
-    ),
-    "compromises that do not know the size of a row": (
-        "search/faces.py",
-        "own, others = exponent[..., j : j + 1], exponent[..., :j]",
-        "own, others = 0 * exponent[..., j : j + 1], 0 * exponent[..., :j]",
-        "test_compromise.py::test_the_size_of_a_row_is_its_weight",
-    ),
-    "the kernel: the gradient of a compromise as if it lay on its rows": (
-        "compromise_kernel.py",
-        "lean = residual * mean if",
-        "lean = 0.0 if",
-        "test_compromise.py::test_the_gradient_along_matrices_of_equal_rank",
-    ),
+    # exact arithmetic
     "strict does not aim inside": (
         "tolerance.py",
         "return feasibility(dtype, n) + 4 * rounding(dtype, n)",
         "return 0.0",
-        "test_strict.py::test_ten_thousand_samples_proven_with_fractions",
+        FRACTIONS,
+    ),
+    "a sign is trusted that rounding may have turned": (
+        "_kernel/exact.c",
+        "fabs(total) > (double)(n + 4) * 0x1p-52 * size)",
+        "fabs(total) > 0x1p-60 * size)",
+        "test_strict.py::test_what_is_inside_is_decided_exactly",
+    ),
+    "a carry is lost": (
+        "_kernel/exact.c",
+        "int64_t here = total->word[j] + carry;",
+        "int64_t here = total->word[j];",
+        "test_strict.py::test_what_is_inside_is_decided_exactly",
+    ),
+    # dependent rows
+    "compromises that do not know the size of a row": (
+        "_kernel/paper.c",
+        "double shared = e[j] * ldexp(1.0, (int)smaller(2.0 * (weight[j] - heaviest), 0.0));",
+        "double shared = e[j];",
+        "test_compromise.py::test_the_size_of_a_row_is_its_weight",
+    ),
+    "the gradient of a compromise as if it lay on its rows": (
+        "_kernel/paper.c",
+        "double lean = is_finite(mean) ? rho * mean : 0.0;",
+        "double lean = 0.0;",
+        "test_compromise.py::test_the_gradient_along_matrices_of_equal_rank",
+    ),
+    # graphs that are exported
+    "an exported graph takes infeasible candidates": (
+        "_solve/graph.py",
+        "lengths = torch.where(valid, _distance(y - f.unsqueeze(1), options.norm), math.inf)",
+        "lengths = _distance(y - f.unsqueeze(1), options.norm)",
+        ENUMERATION,
+    ),
+    "an exported graph takes the other bound": (
+        "_solve/graph.py",
+        "place = listed + m * (signs >= 0)",
+        "place = listed + m * (signs <= 0)",
+        ENUMERATION,
     ),
 }
 
@@ -129,12 +235,16 @@ def test_a_breakage_is_noticed(name: str, tmp_path: Path):
     text = (copy / file).read_text()
     assert text.count(old) == 1, f"the line to break is not in {file} once"
     (copy / file).write_text(text.replace(old, new))
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "CAFFNET_MUTANT": str(copy), "CFLAGS": "-O0"}
+    if file.endswith(".c"):
+        if build.find_compiler() is None:
+            pytest.skip("there is no C compiler")
+        subprocess.run([sys.executable, str(copy / "_kernel" / "build.py")], env=environment, check=True)
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--no-header", *tests.split()]
-    kernel = "1" if file.endswith("kernel.py") else "0"
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "CAFFNET_MUTANT": str(copy), "CAFFNET_KERNEL": kernel}
-    result = subprocess.run(command, cwd=HERE, env=environment, capture_output=True, text=True)
+    result = subprocess.run(command, cwd=HERE, env=environment, capture_output=True, text=True, timeout=300)
     assert result.returncode == 1, f"survived: {name}\n{result.stdout[-2000:]}{result.stderr[-500:]}"
     assert "FAILED" in result.stdout
+    assert "KernelError" not in result.stdout
 
 
 def test_the_copy_is_what_the_mutants_test():

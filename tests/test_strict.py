@@ -63,6 +63,43 @@ def test_strict_is_idempotent_and_keeps_a_point_that_is_exactly_inside():
     assert torch.equal(project(edge, AffineSet.box(0.0, 1.0, dim=2), strict=True).value, edge)
 
 
+def points_on_a_row(dtype: torch.dtype, size: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """f, A and b of 400 samples with ``a f = b`` up to rounding; in the first 100 large terms cancel."""
+    random = torch.Generator().manual_seed(14)
+    A, f = (torch.randn(*shape, generator=random, dtype=dtype) for shape in ((400, 1, 4), (400, 4)))
+    A, f = A * torch.rand(4, generator=random, dtype=dtype) ** 4, f * size
+    f[:100, 0] = f[:100, 0] * 1e6
+    A[:100, 0, 1] = -A[:100, 0, 0] * (f[:100, 0] / f[:100, 1])
+    return f, A, (A.double() @ f.double().unsqueeze(-1)).squeeze(-1).to(dtype)
+
+
+SIZES = [(torch.float64, size) for size in (1.0, 1e-20, 1e18, 1e-150, 1e150)]
+SIZES += [(torch.float32, size) for size in (1.0, 1e-10, 1e10)]
+
+
+@pytest.mark.parametrize(("dtype", "size"), SIZES)
+def test_what_is_inside_is_decided_exactly(dtype: torch.dtype, size: float):
+    """A point on a row, up to rounding, comes back if fractions say that it is inside, and only then."""
+    f, A, bound = points_on_a_row(dtype, size)
+    for step in (-1, 0, 1):
+        upper = bound if step == 0 else torch.nextafter(bound, torch.full_like(bound, step * float("inf")))
+        set = AffineSet.inequality(A, upper)
+        answer = project(f, set, strict=True)
+        inside = torch.tensor(holds_exactly(set, f))
+        assert 0 < inside.sum() < len(f) or step != 0
+        assert torch.equal((answer.value == f).all(-1), inside)
+        assert all(holds_exactly(set, answer.value))
+
+
+def test_a_point_that_is_exactly_inside_has_that_status():
+    """Also where a sum in floating point says that it is not."""
+    f, A, bound = points_on_a_row(torch.float64, 1.0)
+    set = AffineSet.inequality(A, torch.nextafter(bound, torch.full_like(bound, -float("inf"))))
+    inside = torch.tensor(holds_exactly(set, f))
+    assert inside.any()
+    assert (project(f, set, strict=True).status[inside] == Status.INSIDE).all()
+
+
 def test_strict_with_equalities_keeps_the_inequalities_exact():
     random = torch.Generator().manual_seed(13)
     f = 3 * torch.randn(200, 4, generator=random, dtype=torch.float64)

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import inspect
+import math
 import warnings
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
 
 from caffnet._solve.prepare import Prepared, prepare
-from caffnet._solve.problem import check_options
-from caffnet._solve.tracing import full_precision, in_transform, is_compiling, is_concrete, may_branch, no_autocast
+from caffnet._solve.problem import Options, check_options
+from caffnet._solve.tracing import in_transform, is_compiling, is_concrete, is_exporting, may_branch, no_autocast
 from caffnet.constraints import EQUAL, AffineSet, joint_shape, row_names
 from caffnet.errors import ConstraintError, DtypeError
-from caffnet.projection import Projection, project_checked
+from caffnet.projection import Projection, project_checked, validate
 
 Constraint: TypeAlias = AffineSet | Prepared | Callable[[Any], AffineSet | Prepared]
 NullVector: TypeAlias = Tensor | Callable[[Tensor], Tensor] | None
 
 
 OPTIONS = frozenset(inspect.signature(check_options).parameters)
+_HALF = (torch.float16, torch.bfloat16)
+_PARTS = ("A", "lower", "upper")
 
 
 class CAffine(nn.Module):
@@ -31,11 +35,22 @@ class CAffine(nn.Module):
         constraint: an `AffineSet` that holds for every input, or any function ``x -> AffineSet``.
         warm_start: begin every search with the rows of the call before, when the batch has the same shape: for steps
             of a controller or a sweep, where few rows change. The answers are the same to rounding.
+        null_limit: a number c that keeps ``|w| <= c · dist(f, S)``, so that the output no longer jumps where f leaves
+            the set; None, the paper's map, takes w as it is. See `CAffNet`.
         **options: ``search, norm, strict, on_infeasible, gradient, budget``, as in `project`.
 
     A fixed set is prepared once, its data are buffers: they are saved in the ``state_dict`` and move with ``.to()``.
-    A model file thus brings its constraint along; where that is another one, loading it warns and names the rows.
+    A model file thus brings its constraint along; where that is another one, loading it warns and names the rows. The
+    same goes for the parameters and buffers of a constraint that is itself a module.
     A set written in plain lists takes torch's default number type, as the parameters of any module do.
+
+    A constraint function is called without autocast, and what is in half precision in its x (a tensor, or tensors in
+    dicts, lists and tuples) comes as float32: bounds in half precision would be off by a part in a hundred.
+
+    In several processes (DistributedDataParallel) an error in one of them leaves the others waiting, and they end with
+    "Connection closed": the message of the first one begins with its rank. Where empty sets or NaN can occur in
+    training, pass ``on_infeasible="nan"`` (and leave these samples out of the loss, by `Projection.status`) or
+    ``"nearest"``: then no process stops.
 
     >>> layer = CAffine(AffineSet.box(-1.0, 1.0, dim=2))
     >>> layer(torch.tensor([[3.0, 0.5]]))
@@ -46,13 +61,27 @@ class CAffine(nn.Module):
     lower: Tensor
     upper: Tensor
 
-    def __init__(self, constraint: Constraint, *, warm_start: bool = False, **options: Any):
+    # What the buffers were when the set was prepared: each tensor with its count of changes in place.
+    _seen: tuple[tuple[Tensor, int], ...] = ()
+
+    def __init__(
+        self, constraint: Constraint, *, warm_start: bool = False, null_limit: float | None = None, **options: Any
+    ):
         super().__init__()
         unknown = set(options) - OPTIONS
         if unknown:
             raise TypeError(
-                f"CAffine has no option {unknown.pop()!r}; the options are {', '.join(sorted(OPTIONS))} and warm_start."
+                f"CAffine has no option {unknown.pop()!r}; the options are {', '.join(sorted(OPTIONS))}, null_limit "
+                "and warm_start."
             )
+        if null_limit is not None and (
+            isinstance(null_limit, bool) or not isinstance(null_limit, int | float) or not 0 < null_limit < math.inf
+        ):
+            raise ConstraintError(
+                f"null_limit must be a positive number, or None for no limit, got {null_limit!r}: for no w at all, "
+                "leave w out."
+            )
+        self.null_limit = null_limit
         if isinstance(constraint, Prepared):
             options = {"search": constraint.search, **options}
             constraint = constraint.set
@@ -70,13 +99,16 @@ class CAffine(nn.Module):
                 )
             fixed = constraint.to(torch.get_default_dtype()) if constraint.weak else constraint
             self._rows = (constraint.row_kinds, constraint.labels)
-            for name in ("A", "lower", "upper"):
+            for name in _PARTS:
                 self.register_buffer(name, getattr(fixed, name).detach().clone())
+            self.register_state_dict_pre_hook(_look_again)
             self.register_load_state_dict_pre_hook(_warn_of_other_rows)
             self.register_load_state_dict_post_hook(_prepare_again)
             self._prepare()
         elif callable(constraint):
             self.constraint = constraint
+            if isinstance(constraint, nn.Module):
+                self.register_load_state_dict_pre_hook(_warn_of_other_numbers)
         else:
             raise ConstraintError(
                 f"The constraint must be an AffineSet or a function x -> AffineSet, got {type(constraint).__name__}."
@@ -104,6 +136,8 @@ class CAffine(nn.Module):
         options = self._options
         if isinstance(constraints, Prepared) and options.search == "auto":
             options = options.searching(constraints.search)
+        if self.null_limit is not None and w is not None:
+            w = _limit(f, w, constraints, options, self.null_limit)
         if not self.warm_start or is_compiling():
             return project_checked(f, constraints, w, options)
         m = (constraints.set if isinstance(constraints, Prepared) else constraints).m
@@ -121,11 +155,13 @@ class CAffine(nn.Module):
 
     def _constraints(self, x: Any) -> AffineSet | Prepared:
         if self._prepared is not None:
+            self._look_at_buffers()
             return self._prepared
         if x is None or self.constraint is None:
             raise ConstraintError("The constraint depends on the input: call layer(f, w, x=x).")
-        with no_autocast(device := x.device.type if isinstance(x, Tensor) else "cpu"):
-            made = self.constraint(full_precision(x, device) if isinstance(x, Tensor) else x)
+        x, device = _full_precision(x)
+        with no_autocast(device), no_autocast("cpu"):
+            made = self.constraint(x)
         if not isinstance(made, AffineSet | Prepared):
             raise ConstraintError(
                 f"The constraint function must return an AffineSet, got {type(made).__name__}: "
@@ -173,11 +209,55 @@ class CAffine(nn.Module):
         if any(t.isnan().any() for t in (self.A, self.lower, self.upper)):
             raise ConstraintError("A fixed set must be made of numbers, got NaN in A, lower or upper.")
         row_kinds, labels = self._rows
-        fixed = AffineSet.from_parts(self.A, self.lower, self.upper, labels, row_kinds)
+        # A copy: what is written into buffers from outside is looked at before it counts.
+        own = (getattr(self, name).detach().clone() for name in _PARTS)
+        fixed = AffineSet.from_parts(*own, labels, row_kinds)
         search, budget = self.options.get("search", "auto"), self.options.get("budget")
         self._prepared = prepare(fixed, search, budget=budget)
+        self._seen = self._see_buffers()
+
+    def _see_buffers(self) -> tuple[tuple[Tensor, int], ...]:
+        buffers = (self.A, self.lower, self.upper)
+        return tuple((t, 0 if t.is_inference() else t._version) for t in buffers)
+
+    def _look_at_buffers(self) -> None:
+        """Notice buffers that were written to.
+
+        An average over models (`torch.optim.swa_utils.AveragedModel` with ``use_buffers``, a target network) writes
+        ``inf - inf = NaN`` for a missing bound, and moves the others by rounding: both are put right again. Other
+        numbers are another set, as if they had been loaded.
+        """
+        if is_compiling() or in_transform():
+            return
+        seen = self._see_buffers()
+        if len(self._seen) == 3 and all(
+            new[0] is old[0] and new[1] == old[1] for new, old in zip(seen, self._seen, strict=True)
+        ):
+            return
+        assert self._prepared is not None
+        own, fits = self._prepared.set, True
+        with torch.no_grad():
+            for name, (buffer, _) in zip(_PARTS, seen, strict=True):
+                if not is_concrete(buffer):
+                    return
+                was = getattr(own, name)
+                if was.shape != buffer.shape or was.dtype != buffer.dtype or was.device != buffer.device:
+                    fits = False
+                    continue
+                if torch.equal(buffer, was):
+                    continue
+                rounding = 64 * torch.finfo(was.dtype).eps * was.abs()  # not a number where `was` is infinite
+                restored = torch.where(was.isinf() & buffer.isnan() | ((buffer - was).abs() <= rounding), was, buffer)
+                buffer.copy_(restored)
+                fits = fits and torch.equal(restored, was)
+        if fits:
+            self._seen = self._see_buffers()
+        else:
+            _prepare_again(self, None)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> CAffine:
+        if self._prepared is not None:
+            self._look_at_buffers()
         super()._apply(fn, recurse)
         if self._prepared is not None:
             self._prepare()  # not moved with the buffers: a factorisation in float32 is useless in float64
@@ -186,12 +266,86 @@ class CAffine(nn.Module):
     def extra_repr(self) -> str:
         """What the layer prints of itself."""
         what = "input-dependent" if self._prepared is None else repr(self._prepared)
-        return ", ".join([what, *(f"{name}={value!r}" for name, value in self.options.items())])
+        limit = {} if self.null_limit is None else {"null_limit": self.null_limit}
+        return ", ".join([what, *(f"{name}={value!r}" for name, value in {**self.options, **limit}.items())])
+
+
+# ------------------------------------------------------------------------------------------------- numbers
+
+
+def _full_precision(x: Any) -> tuple[Any, str]:
+    """The input with its half-precision tensors in float32, which is exact, and the kind of device it is on."""
+    if isinstance(x, Tensor):
+        return x.float() if x.dtype in _HALF else x, x.device.type
+    tensors = [leaf for leaf in tree_leaves(x) if isinstance(leaf, Tensor)]
+    if any(t.dtype in _HALF for t in tensors):  # else x stays the object that it is
+        x = tree_map(lambda leaf: leaf.float() if isinstance(leaf, Tensor) and leaf.dtype in _HALF else leaf, x)
+    return x, tensors[0].device.type if tensors else "cpu"
+
+
+def _limit(f: Tensor, w: Tensor, constraints: AffineSet | Prepared, options: Options, share: float) -> Tensor:
+    """The w of `null_limit`: ``w · min(1, share · dist(f, S) / |w|)``, in Euclidean lengths.
+
+    The distance is that to the plain projection of f, differentiated with respect to f and the set. Where it is not a
+    number the sample has no answer, which is for the projection that follows to say.
+    """
+    if is_exporting():
+        raise ConstraintError(
+            "null_limit needs a second search, which is not exported: export a model with null_limit=None, or keep the "
+            "layer in Python."
+        )
+    set, _ = validate(f, constraints, w, options)
+    plain = Options(search="active", on_infeasible="nearest", budget=options.budget)
+    with no_autocast(f.device.type):
+        limit = share * _length(f - project_checked(f, set, None, plain).value)
+        size = _length(w)
+        over = ~(size <= limit) & size.isfinite()
+        known = over & limit.isfinite()
+        scale = torch.where(known, limit, 0.0) / torch.where(over, size, 1.0)
+        return w * torch.where(over, scale, 1.0)
+
+
+def _length(t: Tensor) -> Tensor:
+    """``|t|_2`` with its axis kept, without overflow; its derivative at 0 is 0."""
+    top = t.detach().abs().amax(-1, keepdim=True) if t.shape[-1] else t.new_zeros(*t.shape[:-1], 1)
+    positive = top > 0
+    unit = torch.where(positive, top, 1.0)
+    ratio = torch.where(positive, t / unit, 1.0)
+    return torch.where(positive, unit * ratio.square().sum(-1, keepdim=True).sqrt(), top)
+
+
+# ------------------------------------------------------------------------------------------------- loading
+
+
+def _look_again(module: CAffine, *_: object) -> None:
+    """Before a state dict is made: what was written into the buffers counts, or is put right."""
+    module._look_at_buffers()
+
+
+def _warn_of_other_numbers(module: CAffine, state: dict[str, Any], prefix: str, *_: object) -> None:
+    """Before a state dict is loaded: its numbers replace those of a constraint that is a module."""
+    assert isinstance(module.constraint, nn.Module)
+    names = []
+    for name, old in module.constraint.state_dict(prefix=f"{prefix}constraint.").items():
+        new = state.get(name)
+        if not all(isinstance(t, Tensor) and is_concrete(t) for t in (new, old)) or new.shape != old.shape:
+            continue  # left out on purpose, or torch says so
+        if (_differs(new, old) & ~(new.isnan() & old.isnan()).to(old.device)).any():
+            names.append(name)
+    if names:
+        more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+        warnings.warn(
+            f"The loaded state has another constraint than the layer was built with, in {', '.join(names[:5])}{more}; "
+            "the loaded one holds from now on. To keep the layer's, leave these out of the state and load with "
+            "strict=False.",
+            stacklevel=2,
+        )
 
 
 def _warn_of_other_rows(module: CAffine, state: dict[str, Any], prefix: str, *_: object) -> None:
     """Before a state dict is loaded: its constraint replaces that of the layer, which the user may not expect."""
-    names = [prefix + name for name in ("A", "lower", "upper")]
+    module._look_at_buffers()
+    names = [prefix + name for name in _PARTS]
     if not all(name in state for name in names):
         return  # left out on purpose, or torch says so
     pairs = [(state[name], old) for name, old in zip(names, (module.A, module.lower, module.upper), strict=True)]

@@ -29,7 +29,29 @@ class CAffNet(nn.Module):
             tensor and has one batch axis, as f. (All samples in graphs, with `strict` and with equalities, which no f
             satisfies.) The answers and gradients are the same to rounding, if `null` treats every sample by itself,
             whatever its place: no batch statistics, no dropout.
+        null_limit: a number c: w is shortened to ``c · dist(f, S)`` where it is longer, and the output no longer jumps
+            where f leaves the set. None is the paper's map. (Not for graphs that are exported.)
         **options: for the layer, as in `project`.
+
+    **The jump, and its removal.** In the paper's map the output is f inside the set and near ``f + w`` just outside:
+    where f crosses the boundary it jumps by the size of w. With `null_limit` w becomes
+
+        w' = w · min(1, c d / |w|),    d = dist(f, S) = |f - P(f)|,  P the Euclidean projection.
+
+    As f approaches the set, d and so w' go to 0, and with them the way from f to the output:
+
+        |P*(f, w') - f| <= (1 + 2c) d.
+
+    For the projection q of ``f + w'`` on the set is a candidate, ``|q - f| <= dist(f + w', S) + |w'| <= d + 2 |w'|``;
+    and if ``f + w'`` is inside the set, its foot on the nearest row is one, no farther from it than the boundary
+    between it and f, so within ``2 |w'|`` of f. The answer is the candidate nearest to f. (Where the face of P(f) has
+    room for w', that candidate is within ``sqrt(1 + c²) d``.) So the output is continuous where f leaves the set; where
+    the face changes it still jumps, by no more than ``2 (1 + 2c) d``. ``search="lite"`` leaves out faces and
+    jumps by itself.
+
+    Everything in w' is differentiated: w, and the factor by w, by f and by the set through d. Where the limit holds,
+    the gradient of w is across w: only its direction counts there. With ``gradient="tangent"`` this part stays exact.
+    d costs one more projection; where f is inside it is 0.
 
     >>> import torch
     >>> from caffnet import AffineSet, FeedForward
@@ -46,6 +68,7 @@ class CAffNet(nn.Module):
         *,
         null_start: str = "zero",
         lazy_null: bool = False,
+        null_limit: float | None = None,
         **options: Any,
     ):
         super().__init__()
@@ -59,7 +82,7 @@ class CAffNet(nn.Module):
         self.backbone = backbone
         self.null = null
         self.lazy_null = lazy_null
-        self.layer = CAffine(constraint, **options)
+        self.layer = CAffine(constraint, null_limit=null_limit, **options)
         if null is not None and null_start == "zero":
             _silence(null)
 

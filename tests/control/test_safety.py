@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from caffnet import AffineSet, CAffNet, FeedForward
+from caffnet import AffineSet, CAffNet, FeedForward, Status
 from caffnet.control import (
     PID,
     BarrierConstraint,
@@ -33,7 +33,6 @@ from caffnet.control import (
     wrap_angle,
 )
 from caffnet.errors import ConstraintError, InfeasibleError
-from caffnet import Status
 
 LIMITS = AffineSet.box(torch.tensor([-0.1, -1.0], dtype=torch.float64), torch.tensor([1.0, 1.0], dtype=torch.float64))
 CIRCLES = OutsideCircles([[2.0, 0.1], [4.0, -0.5]], [0.5, 0.4])

@@ -97,7 +97,7 @@ FN Index find_face(Work *work, int search, const int8_t *start) {
     for (Index j = 0; j < n; j++) moved = moved || work->f[j] != work->g[j];
     k = nearest_face(work, work->g, work->y, start);
     if (k < 0) return k; /* no point at all */
-    if (search == CAFFNET_ACTIVE) return moved ? nearer_face(work, k) : k;
+    if (search == CAFFNET_ACTIVE) return moved ? nearer_face(work) : k;
     if (search == CAFFNET_LITE || moved || work->norm != 2.0) {
         for (Index i = 0; i < work->rows.m; i++) work->seed[i] = work->face.held[i];
         Index other = enumerate(work, k, search == CAFFNET_LITE);

@@ -131,7 +131,8 @@ FN int join(Work *work, Index p, double at, double *y) {
 
 /* Find the face of the projection of g, in `face`; the number of its rows, CONFLICT or NOT_FOUND.
 
-   The face begins with the equalities, which are never dropped; `start` (or NULL) marks rows to begin with. Rows count
+   The face begins with the equalities, which are never dropped; `start` marks rows to begin with: NULL for none,
+   face.held for the face as it is. Rows count
    as satisfied up to `fine`. Once they are up to `coarse`, few more rounds are spent on what is left: where rows
    exclude each other by so little, the face before is the answer. A negative `coarse` makes that a conflict too. After
    a conflict, face.entering and face.side are the row that could not join. */
@@ -142,7 +143,8 @@ FN Index dual(Work *work, const double *g, double *y, const int8_t *start, doubl
     Index n = s->n, waiting = 0, rounds = 10 * (s->m + n) + 100;
     int settled = 0;
     double scale = largest(g, n), at = 0.0;
-    if (start) warm(s, face, work->base, start, g, y, t);
+    if (start == face->held) settle(s, face, work->base, g, y, t);
+    else if (start) warm(s, face, work->base, start, g, y, t);
     else flat_point(s, face, g, y);
     for (; rounds > 0; rounds--) {
         if (work->cancel && *work->cancel) return NOT_FOUND;
@@ -200,25 +202,21 @@ FN Index nearest_face(Work *work, const double *g, double *y, const int8_t *star
 }
 
 /* ACTIVE with w: the face of the projection of f, if its candidate is feasible and nearer to f than that of the face
-   of g, which has k rows (or none) and has just been found. */
-FN Index nearer_face(Work *work, Index k) {
+   of g, which has just been found. */
+FN Index nearer_face(Work *work) {
     const Rows *s = &work->rows;
     Face *face = &work->face;
-    double best = HUGE_VAL, *y = work->y;
+    double best, *y = work->y;
     const double *f = work->f, *g = work->g;
-    for (Index i = 0; i < s->m; i++) work->kept[i] = face->held[i];
-    if (k >= 0) {
-        flat_point(s, face, g, y);
-        best = distance(y, f, s->n, work->norm);
-    }
-    restart(work);
-    Index other = dual(work, f, y, k > 0 ? work->kept : NULL, work->t.search, work->t.feasibility);
+    flat_point(s, face, g, y);
+    best = distance(y, f, s->n, work->norm);
+    copy_face(s, &work->first, face);
+    Index other = dual(work, f, y, face->held, work->t.search, work->t.feasibility);
     if (other > 0) {
         flat_point(s, face, g, y);
         double start = larger(largest(f, s->n), largest(g, s->n));
         if (distance(y, f, s->n, work->norm) < best && accepts(s, y, start, &work->t)) return other;
     }
-    if (k < 0) return k;
-    rebuild_face(work, work->kept);
+    copy_face(s, face, &work->first);
     return face->k;
 }

@@ -37,11 +37,14 @@ FN size_t carve(Work *work, int64_t outputs, int64_t count, int search, void *me
     s->size = DOUBLES(m);
     s->equal = MARKS(m);
     Face *face = &work->face;
-    face->rows = INDICES(n + 1);
-    face->sides = INDICES(n + 1);
-    face->multiplier = DOUBLES(n + 1);
-    face->unit = INDICES(n + 1);
-    face->held = MARKS(m);
+    Face *faces[3] = {face, &work->saved, &work->first};
+    for (int c = 0; c < 3; c++) {
+        faces[c]->rows = INDICES(n + 1);
+        faces[c]->sides = INDICES(n + 1);
+        faces[c]->multiplier = DOUBLES(n + 1);
+        faces[c]->unit = INDICES(n + 1);
+        faces[c]->held = MARKS(m);
+    }
     face->z = DOUBLES(n);
     face->d = DOUBLES(n + 1);
     face->r = DOUBLES(n + 1);
@@ -73,18 +76,13 @@ FN size_t carve(Work *work, int64_t outputs, int64_t count, int search, void *me
     work->kept = MARKS(m);
     work->seed = MARKS(wide);
     work->stood = MARKS(m);
-    work->saved.rows = INDICES(n + 1);
-    work->saved.sides = INDICES(n + 1);
-    work->saved.multiplier = DOUBLES(n + 1);
-    work->saved.unit = INDICES(n + 1);
-    work->saved.held = MARKS(m);
     work->before = MARKS(m);
     walk->pinv = DOUBLES(paper * n * n);
     walk->null = DOUBLES(paper * n * n);
-    face->Q = DOUBLES(n * n); /* last: a box does not touch them, and large memory costs when it is touched */
-    face->R = DOUBLES(n * n);
-    work->saved.Q = DOUBLES(n * n);
-    work->saved.R = DOUBLES(n * n);
+    for (int c = 0; c < 3; c++) { /* last: a box does not touch them, and large memory costs when it is touched */
+        faces[c]->Q = DOUBLES(n * n);
+        faces[c]->R = DOUBLES(n * n);
+    }
     return pool.used;
 }
 

@@ -80,7 +80,7 @@ typedef struct {
 typedef struct {
     Rows rows;
     Face face;
-    Face saved; /* a copy of `face`; only what copy_face copies */
+    Face saved, first; /* copies of `face`; only what copy_face copies */
     Walk walk;
     double *f, *g, *y;         /* (n,) */
     double *spare, *other;     /* (n,) */

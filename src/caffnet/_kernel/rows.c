@@ -90,13 +90,44 @@ FN double scale_bound(const Rows *s, Index i, double bound) {
     return larger(smaller(scaled, NO_BOUND), -NO_BOUND);
 }
 
+/* What row i demands of the size of y, as a binary exponent in scaled units; -5000 if 0 is within its bounds. */
+FN Index demand_of(const Rows *s, Index i, double low, double high) {
+    double demand = low > 0.0 ? low : high < 0.0 ? -high : 0.0;
+    return demand > 0.0 && is_finite(demand) && s->squared[i] > 0.0 ? exponent_of(demand) + s->exponent[i] : -5000;
+}
+
+/* Scale the bounds of sample b by `shift` too, chosen so that the largest of f, g and what the rows demand of y is of
+   size 1, if that is out of range. */
+FN void shift_sample(const CaffnetBatch *batch, int64_t b, Work *work, double size) {
+    Rows *s = &work->rows;
+    Index top = size > 0.0 ? exponent_of(size) : -5000;
+    for (int pass = 0; pass < 2; pass++) {
+        for (Index i = 0; i < s->m; i++) {
+            double low = load(batch->lower, b * batch->lower_step + i, work->single);
+            double high = load(batch->upper, b * batch->upper_step + i, work->single);
+            if (pass == 0) {
+                Index here = demand_of(s, i, low, high);
+                top = here > top ? here : top;
+                continue;
+            }
+            s->low[i] = is_finite(low) ? scale_bound(s, i, low) : low;
+            s->high[i] = is_finite(high) ? scale_bound(s, i, high) : high;
+        }
+        if (pass == 0) s->shift = top > -5000 && (top > 400 || top < -400) ? -top : 0;
+    }
+    for (Index j = 0; j < s->n; j++) {
+        work->f[j] = ldexp(work->f[j], s->shift);
+        work->g[j] = ldexp(work->g[j], s->shift);
+    }
+}
+
 /* Scale the bounds of one sample and load f and g. INVALID for NaN or infinite data, CONFLICT if the bounds of a row
    exclude each other (by any amount), else INSIDE. */
 FN int load_sample(const CaffnetBatch *batch, int64_t b, Work *work) {
     Rows *s = &work->rows;
     Index n = s->n, m = s->m;
     int single = work->single, state = CAFFNET_INSIDE;
-    double size = 0.0;
+    double size = 0.0, top = 0.0;
     for (Index j = 0; j < n; j++) {
         double f = load(batch->f, b * batch->f_step + j, single), g = f;
         if (batch->w) g = rounded(f + load(batch->w, b * batch->w_step + j, single), single);
@@ -106,46 +137,24 @@ FN int load_sample(const CaffnetBatch *batch, int64_t b, Work *work) {
         size = larger(size, larger(fabs(f), fabs(g)));
     }
     s->shift = 0;
-    int huge = size > LARGEST, tiny = size < SMALLEST;
+    int odd = size > LARGEST || size < SMALLEST;
     for (Index i = 0; i < m; i++) {
         double low = load(batch->lower, b * batch->lower_step + i, single);
-        double high = load(batch->upper, b * batch->upper_step + i, single);
+        double high = load(batch->upper, b * batch->upper_step + i, single), factor = s->factor[i];
         if (low != low || high != high) return CAFFNET_INVALID;
         if (batch->kinds && batch->kinds[i] == '=' && !is_finite(high)) return CAFFNET_INVALID;
-        if (!(low <= high) || low > 1.7976931348623157e308 || high < -1.7976931348623157e308) state = CONFLICT;
-        s->low[i] = low;
-        s->high[i] = high;
-        if (s->squared[i] == 0.0) continue;
-        /* A demand on the size of y, in scaled units: 0 is not within the bounds. */
-        double demand = low > 0.0 && is_finite(low) ? low : high < 0.0 && is_finite(high) ? -high : 0.0;
-        if (demand > 0.0) {
-            Index top = exponent_of(demand) + s->exponent[i];
-            huge = huge || top > 400;
-            tiny = tiny && top < -400;
-        }
+        if (!(low <= high) || low == HUGE_VAL || high == -HUGE_VAL) state = CONFLICT;
+        odd = odd || factor == 0.0;
+        s->low[i] = low * factor;
+        s->high[i] = high * factor;
+        if (is_finite(low)) top = larger(top, fabs(s->low[i]));
+        if (is_finite(high)) top = larger(top, fabs(s->high[i]));
     }
-    if (huge || (tiny && size > 0.0)) {
-        Index top = size > 0.0 ? exponent_of(size) : -2000;
-        for (Index i = 0; i < m; i++) {
-            double demand = s->low[i] > 0.0 ? s->low[i] : s->high[i] < 0.0 ? -s->high[i] : 0.0;
-            if (demand > 0.0 && is_finite(demand) && s->squared[i] > 0.0) {
-                Index here = exponent_of(demand) + s->exponent[i];
-                top = here > top ? here : top;
-            }
-        }
-        s->shift = -top;
-        for (Index j = 0; j < n; j++) {
-            work->f[j] = ldexp(work->f[j], s->shift);
-            work->g[j] = ldexp(work->g[j], s->shift);
-        }
-    }
+    if (odd || top > LARGEST) shift_sample(batch, b, work, size);
     for (Index i = 0; i < m; i++) {
-        double low = s->low[i], high = s->high[i];
-        if (is_finite(low)) low = scale_bound(s, i, low);
-        if (is_finite(high)) high = scale_bound(s, i, high);
-        if (s->squared[i] == 0.0 && state == CAFFNET_INSIDE && (low > 0.0 || high < 0.0)) state = CONFLICT;
-        s->low[i] = work->low[i] = low;
-        s->high[i] = work->high[i] = high;
+        if (s->squared[i] == 0.0 && state == CAFFNET_INSIDE && (s->low[i] > 0.0 || s->high[i] < 0.0)) state = CONFLICT;
+        work->low[i] = s->low[i];
+        work->high[i] = s->high[i];
         note_bounds(s, i);
     }
     return state;

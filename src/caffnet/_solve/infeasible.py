@@ -75,7 +75,7 @@ def report(problem: Problem, answer: Answer, options: Options) -> None:
     lines = [f"  sample {index or '()'}: {conflict}" for index, conflict in zip(samples, conflicts, strict=False)]
     more = f"\n  ... and {len(samples) - len(conflicts)} more" if len(samples) > len(conflicts) else ""
     raise InfeasibleError(
-        f"No point satisfies the constraints of {len(samples)} of {problem.f.shape[0]} samples:\n"
+        f"{_rank()}No point satisfies the constraints of {len(samples)} of {problem.f.shape[0]} samples:\n"
         + "\n".join(lines)
         + more
         + '\nRelax one of the named rows, or pass on_infeasible="nearest" (least violation) or "nan".',
@@ -109,6 +109,12 @@ def explain(problem: Problem, options: Options, sample: int) -> Conflict:
     )
 
 
+def _rank() -> str:
+    """Which of several processes speaks, as a prefix; the others only see that it is gone."""
+    several = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return f"rank {torch.distributed.get_rank()}: " if several else ""
+
+
 def _invalid(p: Problem) -> ConstraintError:
     """The error for NaN or infinite data, with the place of the first."""
     equality = torch.tensor([kind == "=" for kind in p.row_kinds], dtype=torch.bool)
@@ -124,7 +130,7 @@ def _invalid(p: Problem) -> ConstraintError:
     place = mask.nonzero()[0].tolist()
     number = getattr(p, name)[tuple(place)].item()
     return ConstraintError(
-        f"{name} must be finite, got {number} {_where(p, name, place)}. "
+        f"{_rank()}{name} must be finite, got {number} {_where(p, name, place)}. "
         'Find out where it comes from, or pass on_infeasible="nan" to mark such samples INVALID and go on.'
     )
 
