@@ -28,7 +28,7 @@ build: $(VENV)/.test
 	$(BIN)/python -m build --wheel --outdir dist .
 	$(PYTHON) -m venv build/wheel
 	build/wheel/bin/python -m pip install -q -c constraints.txt dist/*.whl
-	cd build && wheel/bin/python -c "import torch, caffnet, caffnet_lab.experiments.report; \
+	cd build && wheel/bin/python -c "import torch, caffnet, caffnet_lab; \
 	print('wheel', caffnet.__version__, caffnet.project(torch.ones(2), caffnet.AffineSet.box(0.0, 0.5, dim=2)).value.tolist())"
 
 clean:
