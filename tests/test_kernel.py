@@ -636,9 +636,8 @@ def test_high_norms_of_small_and_large_numbers(norm: float, size: float):
     torch.testing.assert_close(lengths[0], lengths[1], rtol=1e-6, atol=0)
 
 
-@pytest.mark.parametrize("size", [1e100, 1e160, 1e200, 1e300])
-@pytest.mark.parametrize("search", ["full", "lite", "active"])
-def test_a_huge_f_beside_ordinary_rows_is_answered(search: str, size: float):
+@pytest.mark.parametrize("size", [1e100, 1e200, 1e300])
+def test_a_huge_f_beside_ordinary_rows_is_answered(size: float):
     """Squares of what is left after scaling vanish. In a process of its own: a search without end cannot be stopped."""
     done = run_python(
         "import torch, caffnet\n"
@@ -647,9 +646,10 @@ def test_a_huge_f_beside_ordinary_rows_is_answered(search: str, size: float):
         "lower = [-1.07, 0.356, 0.563, 0.66, 2.394, -torch.inf, -torch.inf, -1.02]\n"
         "upper = [0.19, 0.845, 1.755, 1.786, 3.449, -0.523, 0.65, 0.137]\n"
         f"f = {size!r} * torch.tensor([1.4, -0.248], dtype=torch.float64)\n"
-        f"answer = caffnet.project(f, caffnet.AffineSet(A, lower, upper), search={search!r})\n"
-        "assert (answer.violation <= 100 * 2**-52 * f.abs().amax()).all(), answer\n",
-        timeout=60,
+        "for search in ('full', 'lite', 'active'):\n"
+        "    answer = caffnet.project(f, caffnet.AffineSet(A, lower, upper), search=search)\n"
+        "    assert answer.value.isfinite().all() and answer.violation <= 100 * 2**-52 * f.abs().amax(), answer\n",
+        timeout=40,
     )
     assert done.returncode == 0, done.stderr[-500:]
 

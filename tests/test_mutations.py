@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import caffnet
-from caffnet._kernel import build
+from caffnet._kernel import build, native
 
 HERE = Path(__file__).parent
 PACKAGE = Path(caffnet.__file__).parent
@@ -225,6 +225,12 @@ MUTANTS = {
         ENUMERATION,
     ),
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _library():
+    """In a clone whose C files have changed the library is compiled before it is copied."""
+    native._library()
 
 
 @pytest.mark.parametrize("name", MUTANTS)

@@ -551,6 +551,7 @@ def test_samples_without_an_answer_have_the_gradient_of_a_plain_backward(mode: s
 # ------------------------------------------------------------------------------------------------ recorded graphs
 
 
+@pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr")  # torch.func.linearize stores its own constants so
 @every_kind
 def test_linearize(kind: str, search: str):
     """What linearize records is the derivative at this point, to be used again and again."""

@@ -10,12 +10,14 @@ Nothing here knows how a point of the set is found; what is enforced is measured
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import default_collate
 
 from caffnet import tolerance
 from caffnet._solve.tracing import is_compiling, is_concrete
@@ -41,6 +43,8 @@ class AffineSet:
     Tensors (sparse ones too), numpy arrays, nested lists and scalars are accepted. Tensors and floating-point arrays
     keep their number type (and tensors their gradient); lists, scalars and integers take the type of whatever they
     meet. Tensors are kept, not copied: do not change them in place afterwards.
+
+    In a dataset, sets of equal shape become one set with a batch axis (`torch.utils.data.default_collate` knows them).
 
     >>> s = AffineSet.inequality([[1.0, 1.0]], [1.0], names=["total"]) & AffineSet.box(0.0, 1.0, dim=2)
     >>> s
@@ -241,6 +245,12 @@ class AffineSet:
         A, lower, upper = (t.to(*args, **kwargs) for t in (self._A, self._lower, self._upper))
         typed = "dtype" in kwargs or any(isinstance(arg, torch.dtype | Tensor) for arg in args)
         return self._build(A, lower, upper, self._labels, self._row_kinds, self._weak and not typed)
+
+    def pin_memory(self, device: Any = None) -> AffineSet:
+        """The same set in page-locked memory, as ``DataLoader(..., pin_memory=True)`` asks for."""
+        given = () if device is None else (device,)
+        A, lower, upper = (t.pin_memory(*given) for t in (self._A, self._lower, self._upper))
+        return self._build(A, lower, upper, self._labels, self._row_kinds, self._weak)
 
     def expand(self, batch: torch.Size) -> AffineSet:
         """The same set for a batch of this shape: rows of a part get its axes, rows of all stay as they are."""
@@ -471,3 +481,47 @@ def _meet(first: AffineSet, second: AffineSet) -> tuple[AffineSet, AffineSet]:
 def _stack_bounds(a: Tensor, b: Tensor) -> Tensor:
     batch = joint_shape(a.shape[:-1], b.shape[:-1])
     return torch.cat([a.expand(*batch, a.shape[-1]), b.expand(*batch, b.shape[-1])], -1)
+
+
+# ---------------------------------------------------------------------------------------------------- in a dataset
+
+
+def _collate(batch: Sequence[AffineSet], **_: Any) -> AffineSet:
+    """Make one set with a batch axis in front of sets of equal shape, as `torch.utils.data.default_collate` does.
+
+    A name that all give to a row is kept. A side of a row can bind if it can in one of the sets.
+    """
+    shapes = list(dict.fromkeys((*s.batch_shape, s.m, s.n) for s in batch))
+    if len(shapes) > 1:
+        raise ConstraintError(
+            f"The sets of a batch must have equal shapes, got {shapes[0]} and {shapes[1]} (rows and outputs last): "
+            "give all the same rows, with infinite bounds where there is none, or pass a collate_fn that keeps a list."
+        )
+    types = list(dict.fromkeys(s.dtype for s in batch if not s.weak))
+    if len(types) > 1:
+        raise DtypeError(
+            f"The sets of a batch must share one number type, got {types[0]} and {types[1]}: write set.to({types[0]})."
+        )
+    sets = [s.to(types[0]) if types and s.weak else s for s in batch]
+    parts = []
+    for name, core in (("A", 2), ("lower", 1), ("upper", 1)):
+        tensors = [getattr(s, name) for s in sets]
+        tensors = [t.expand(*s.batch_shape, *t.shape[t.ndim - core :]) for s, t in zip(sets, tensors, strict=True)]
+        parts.append(torch.stack(tensors))
+    labels = [s.labels or (None,) * s.m for s in sets]
+    names = [given[0] if len(set(given)) == 1 else None for given in zip(*labels, strict=True)]
+    kinds = "".join(map(_join_kinds, zip(*(s.row_kinds for s in sets), strict=True)))
+    known = names if any(name is not None for name in names) else None
+    return AffineSet._build(parts[0], parts[1], parts[2], known, kinds, all(s.weak for s in sets))
+
+
+def _join_kinds(kinds: Sequence[str]) -> str:
+    """The kind of a row that has one of these kinds in every sample."""
+    if set(kinds) == {EQUAL}:
+        return EQUAL
+    below, above = (any(kind in sides + BOTH + EQUAL for kind in kinds) for sides in (LOWER, UPPER))
+    return (FREE, UPPER, LOWER, BOTH)[2 * below + above]
+
+
+# The manual of `default_collate` says to add a type to this map, which has no public address.
+getattr(sys.modules[default_collate.__module__], "default_collate_fn_map", {})[AffineSet] = _collate

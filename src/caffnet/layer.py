@@ -5,12 +5,11 @@ from __future__ import annotations
 import inspect
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
 
 from caffnet._solve.prepare import Prepared, prepare
 from caffnet._solve.problem import Options, check_options
@@ -41,7 +40,8 @@ class CAffine(nn.Module):
 
     A fixed set is prepared once, its data are buffers: they are saved in the ``state_dict`` and move with ``.to()``.
     A model file thus brings its constraint along; where that is another one, loading it warns and names the rows. The
-    same goes for the parameters and buffers of a constraint that is itself a module.
+    same goes for the parameters and buffers of a constraint that is itself a module. Numbers that are written into the
+    buffers in place, as an average over models does it, do not count: load a state to change the set.
     A set written in plain lists takes torch's default number type, as the parameters of any module do.
 
     A constraint function is called without autocast, and what is in half precision in its x (a tensor, or tensors in
@@ -60,9 +60,6 @@ class CAffine(nn.Module):
     A: Tensor
     lower: Tensor
     upper: Tensor
-
-    # What the buffers were when the set was prepared: each tensor with its count of changes in place.
-    _seen: tuple[tuple[Tensor, int], ...] = ()
 
     def __init__(
         self, constraint: Constraint, *, warm_start: bool = False, null_limit: float | None = None, **options: Any
@@ -101,7 +98,6 @@ class CAffine(nn.Module):
             self._rows = (constraint.row_kinds, constraint.labels)
             for name in _PARTS:
                 self.register_buffer(name, getattr(fixed, name).detach().clone())
-            self.register_state_dict_pre_hook(_look_again)
             self.register_load_state_dict_pre_hook(_warn_of_other_rows)
             self.register_load_state_dict_post_hook(_prepare_again)
             self._prepare()
@@ -135,7 +131,10 @@ class CAffine(nn.Module):
             w = w(self._in_need_of_w(f, constraints))
         options = self._options
         if isinstance(constraints, Prepared) and options.search == "auto":
-            options = options.searching(constraints.search)
+            if is_exporting():  # a graph has searches of its own to choose from
+                constraints = constraints.set
+            else:
+                options = options.searching(constraints.search)
         if self.null_limit is not None and w is not None:
             w = _limit(f, w, constraints, options, self.null_limit)
         if not self.warm_start or is_compiling():
@@ -155,13 +154,11 @@ class CAffine(nn.Module):
 
     def _constraints(self, x: Any) -> AffineSet | Prepared:
         if self._prepared is not None:
-            self._look_at_buffers()
             return self._prepared
         if x is None or self.constraint is None:
             raise ConstraintError("The constraint depends on the input: call layer(f, w, x=x).")
-        x, device = _full_precision(x)
-        with no_autocast(device), no_autocast("cpu"):
-            made = self.constraint(x)
+        with no_autocast(_device_type(x) or "cpu"), no_autocast("cpu"):
+            made = self.constraint(_full_precision(x))
         if not isinstance(made, AffineSet | Prepared):
             raise ConstraintError(
                 f"The constraint function must return an AffineSet, got {type(made).__name__}: "
@@ -209,58 +206,26 @@ class CAffine(nn.Module):
         if any(t.isnan().any() for t in (self.A, self.lower, self.upper)):
             raise ConstraintError("A fixed set must be made of numbers, got NaN in A, lower or upper.")
         row_kinds, labels = self._rows
-        # A copy: what is written into buffers from outside is looked at before it counts.
-        own = (getattr(self, name).detach().clone() for name in _PARTS)
-        fixed = AffineSet.from_parts(*own, labels, row_kinds)
+        # A copy: an average over models writes inf - inf = NaN for a missing bound into the buffers.
+        A, lower, upper = (t.detach().clone() for t in (self.A, self.lower, self.upper))
+        fixed = AffineSet.from_parts(A, lower, upper, labels, row_kinds)
         search, budget = self.options.get("search", "auto"), self.options.get("budget")
         self._prepared = prepare(fixed, search, budget=budget)
-        self._seen = self._see_buffers()
 
-    def _see_buffers(self) -> tuple[tuple[Tensor, int], ...]:
-        buffers = (self.A, self.lower, self.upper)
-        return tuple((t, 0 if t.is_inference() else t._version) for t in buffers)
-
-    def _look_at_buffers(self) -> None:
-        """Notice buffers that were written to.
-
-        An average over models (`torch.optim.swa_utils.AveragedModel` with ``use_buffers``, a target network) writes
-        ``inf - inf = NaN`` for a missing bound, and moves the others by rounding: both are put right again. Other
-        numbers are another set, as if they had been loaded.
-        """
-        if is_compiling() or in_transform():
-            return
-        seen = self._see_buffers()
-        if len(self._seen) == 3 and all(
-            new[0] is old[0] and new[1] == old[1] for new, old in zip(seen, self._seen, strict=True)
-        ):
-            return
-        assert self._prepared is not None
-        own, fits = self._prepared.set, True
-        with torch.no_grad():
-            for name, (buffer, _) in zip(_PARTS, seen, strict=True):
-                if not is_concrete(buffer):
-                    return
-                was = getattr(own, name)
-                if was.shape != buffer.shape or was.dtype != buffer.dtype or was.device != buffer.device:
-                    fits = False
-                    continue
-                if torch.equal(buffer, was):
-                    continue
-                rounding = 64 * torch.finfo(was.dtype).eps * was.abs()  # not a number where `was` is infinite
-                restored = torch.where(was.isinf() & buffer.isnan() | ((buffer - was).abs() <= rounding), was, buffer)
-                buffer.copy_(restored)
-                fits = fits and torch.equal(restored, was)
-        if fits:
-            self._seen = self._see_buffers()
-        else:
-            _prepare_again(self, None)
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self._prepared is not None:
+            for name in _PARTS:  # copies: averages are also written into state dicts
+                destination[prefix + name] = getattr(self._prepared.set, name).clone()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> CAffine:
-        if self._prepared is not None:
-            self._look_at_buffers()
+        if self._prepared is None:
+            super()._apply(fn, recurse)
+            return self
+        for name in _PARTS:
+            setattr(self, name, getattr(self._prepared.set, name).clone())
         super()._apply(fn, recurse)
-        if self._prepared is not None:
-            self._prepare()  # not moved with the buffers: a factorisation in float32 is useless in float64
+        self._prepare()
         return self
 
     def extra_repr(self) -> str:
@@ -273,21 +238,43 @@ class CAffine(nn.Module):
 # ------------------------------------------------------------------------------------------------- numbers
 
 
-def _full_precision(x: Any) -> tuple[Any, str]:
-    """The input with its half-precision tensors in float32, which is exact, and the kind of device it is on."""
+def _full_precision(x: Any) -> Any:
+    """The input with its half-precision tensors in float32, which is exact; else the object that it is."""
     if isinstance(x, Tensor):
-        return x.float() if x.dtype in _HALF else x, x.device.type
-    tensors = [leaf for leaf in tree_leaves(x) if isinstance(leaf, Tensor)]
-    if any(t.dtype in _HALF for t in tensors):  # else x stays the object that it is
-        x = tree_map(lambda leaf: leaf.float() if isinstance(leaf, Tensor) and leaf.dtype in _HALF else leaf, x)
-    return x, tensors[0].device.type if tensors else "cpu"
+        return x.float() if x.dtype in _HALF else x
+    if isinstance(x, Mapping):
+        parts = {key: _full_precision(part) for key, part in x.items()}
+        same = all(part is x[key] for key, part in parts.items())
+        return x if same else parts if type(x) is dict else _rebuild(x, parts)
+    if isinstance(x, tuple | list):
+        parts = [_full_precision(part) for part in x]
+        if all(new is old for new, old in zip(parts, x, strict=True)):
+            return x
+        return type(x)(*parts) if hasattr(x, "_fields") else _rebuild(x, parts)
+    return x
+
+
+def _rebuild(x: Any, parts: Any) -> Any:
+    """The parts in a container like x; a plain one, where its class cannot be made from them."""
+    try:
+        return type(x)(parts)
+    except TypeError:
+        return parts
+
+
+def _device_type(x: Any) -> str | None:
+    """The kind of device of the first tensor in an input, or None."""
+    if isinstance(x, Tensor):
+        return x.device.type
+    parts = x.values() if isinstance(x, Mapping) else x if isinstance(x, tuple | list) else ()
+    return next((kind for part in parts if (kind := _device_type(part)) is not None), None)
 
 
 def _limit(f: Tensor, w: Tensor, constraints: AffineSet | Prepared, options: Options, share: float) -> Tensor:
     """The w of `null_limit`: ``w · min(1, share · dist(f, S) / |w|)``, in Euclidean lengths.
 
-    The distance is that to the plain projection of f, differentiated with respect to f and the set. Where it is not a
-    number the sample has no answer, which is for the projection that follows to say.
+    The distance is that to the plain projection of f, differentiated with respect to f and the set. Where a length is
+    not a number w stays, and the projection that follows says what is wrong.
     """
     if is_exporting():
         raise ConstraintError(
@@ -299,10 +286,8 @@ def _limit(f: Tensor, w: Tensor, constraints: AffineSet | Prepared, options: Opt
     with no_autocast(f.device.type):
         limit = share * _length(f - project_checked(f, set, None, plain).value)
         size = _length(w)
-        over = ~(size <= limit) & size.isfinite()
-        known = over & limit.isfinite()
-        scale = torch.where(known, limit, 0.0) / torch.where(over, size, 1.0)
-        return w * torch.where(over, scale, 1.0)
+        over = (size > limit) & size.isfinite()
+        return w * torch.where(over, limit / torch.where(over, size, 1.0), 1.0)
 
 
 def _length(t: Tensor) -> Tensor:
@@ -317,19 +302,16 @@ def _length(t: Tensor) -> Tensor:
 # ------------------------------------------------------------------------------------------------- loading
 
 
-def _look_again(module: CAffine, *_: object) -> None:
-    """Before a state dict is made: what was written into the buffers counts, or is put right."""
-    module._look_at_buffers()
-
-
 def _warn_of_other_numbers(module: CAffine, state: dict[str, Any], prefix: str, *_: object) -> None:
     """Before a state dict is loaded: its numbers replace those of a constraint that is a module."""
     assert isinstance(module.constraint, nn.Module)
     names = []
     for name, old in module.constraint.state_dict(prefix=f"{prefix}constraint.").items():
         new = state.get(name)
-        if not all(isinstance(t, Tensor) and is_concrete(t) for t in (new, old)) or new.shape != old.shape:
+        if not isinstance(new, Tensor) or not isinstance(old, Tensor) or new.shape != old.shape:
             continue  # left out on purpose, or torch says so
+        if not is_concrete(new) or not is_concrete(old):
+            continue
         if (_differs(new, old) & ~(new.isnan() & old.isnan()).to(old.device)).any():
             names.append(name)
     if names:
@@ -344,11 +326,11 @@ def _warn_of_other_numbers(module: CAffine, state: dict[str, Any], prefix: str, 
 
 def _warn_of_other_rows(module: CAffine, state: dict[str, Any], prefix: str, *_: object) -> None:
     """Before a state dict is loaded: its constraint replaces that of the layer, which the user may not expect."""
-    module._look_at_buffers()
-    names = [prefix + name for name in _PARTS]
+    assert module._prepared is not None
+    names, own = [prefix + name for name in _PARTS], module._prepared.set
     if not all(name in state for name in names):
         return  # left out on purpose, or torch says so
-    pairs = [(state[name], old) for name, old in zip(names, (module.A, module.lower, module.upper), strict=True)]
+    pairs = [(state[name], old) for name, old in zip(names, (own.A, own.lower, own.upper), strict=True)]
     if any(new.shape != old.shape or new.isnan().any() for new, old in pairs):
         return  # an error is to come
     A, lower, upper = (_differs(new, old) for new, old in pairs)

@@ -313,7 +313,7 @@ def bench(
     from rich.progress import Progress
     from rich.table import Table as Grid
 
-    from caffnet_lab.bench import claims, measure, report
+    from caffnet_lab.bench import claims, everyday, measure, report
     from caffnet_lab.bench.ready import Limits
 
     console = Console(width=None if sys.stdout.isatty() else 150)
@@ -335,8 +335,11 @@ def bench(
             lambda where, what: progress.update(bar, description=f"{where}: {what}"),
             lambda facts, records: report.save(out, conditions, facts, records),
         )
+        daily = []
+        if task is None and contestant is None:
+            daily = everyday.measure(quick, lambda line: progress.update(bar, description=line))
     conditions["load_at_end"] = machine.load()
-    judged = claims.judge(facts, records)
+    judged = [*claims.judge(facts, records), *daily]
     for title, header, rows in (
         ("Measured (medians)", report.RECORD_HEADER, report.record_rows(facts, records)),
         ("Not measured", ("contestant", "why", "tasks"), report.absent(records)),

@@ -46,6 +46,7 @@ typedef struct {
 
 /* ---------------------------------------------------------------------------------------------- failures */
 
+static const char *const status_names[] = {"INSIDE", "PROJECTED", "WITHIN_TOL", "INFEASIBLE", "INVALID"};
 static char situation[256];         /* what was being done */
 static char *note_to = NULL;        /* where the driver reads what failed */
 enum { NOTE_BYTES = 256 };
@@ -69,6 +70,13 @@ typedef struct {
 
 static int next(Bytes *bytes) { return bytes->at < bytes->end ? *bytes->at++ : 0; }
 
+/* Several bytes as one number, the lowest first. */
+static int next_word(Bytes *bytes, int count) {
+    int word = 0;
+    for (int i = 0; i < count; i++) word |= next(bytes) << (8 * i);
+    return word;
+}
+
 /* A number; small bytes are simple numbers. `wild` is how far it may go: 0 integers, 1 ordinary numbers, 2 any size,
    3 infinities and NaN too. */
 static double number(Bytes *bytes, int wild) {
@@ -80,12 +88,11 @@ static double number(Bytes *bytes, int wild) {
     int kind = next(bytes);
     if (wild == 0 || kind < 64) return simple[kind % 8];
     if (kind < 144) { /* 24 random bits in [-4, 4) */
-        int bits = next(bytes) | next(bytes) << 8 | next(bytes) << 16;
-        return (double)(bits - 0x800000) * 0x1p-21;
+        return (double)(next_word(bytes, 3) - 0x800000) * 0x1p-21;
     }
     if (kind < 192 || wild == 1) return fine[kind % 16];
     if (kind < 216 || (wild == 2 && kind >= 240)) {
-        int sign = next(bytes), power = (next(bytes) | next(bytes) << 8) % 2098 - 1074;
+        int sign = next(bytes), power = next_word(bytes, 2) % 2098 - 1074;
         return ldexp(sign & 1 ? -1.0 - sign / 256.0 : 1.0 + sign / 256.0, power);
     }
     if (kind < 250) return extreme[kind % 16];
@@ -265,6 +272,9 @@ static void ask(const Problem *p, int search, int strict, int nearest, int step,
     memcpy(outcome->active, batch.active, (size_t)(samples * m));
     if (batch.choice) memcpy(outcome->choice, batch.choice, (size_t)(samples * n) * 4);
     for (int b = 0; b < samples; b++) seen += outcome->status[b] >= CAFFNET_INFEASIBLE;
+    for (int j = 0; j < samples * n; j++) /* the gradient takes rows from it */
+        if (outcome->choice[j] < 0 || outcome->choice[j] > 2 * m)
+            fail("slot %d of sample %d holds the choice %d", j % n, j / n, outcome->choice[j]);
     if (bad != seen) fail("%d samples were counted as bad, %d are", (int)bad, (int)seen);
     for (int tangent = 0; tangent < (search == CAFFNET_PAPER ? 1 : 2); tangent++) {
         int lines_A = p->own_A ? samples : 1, lines = p->own_lower ? samples : 1;
@@ -320,11 +330,11 @@ static void judge(const Problem *p, int b, int strict, int nearest, const Outcom
     }
     if (status == CAFFNET_INVALID || (status == CAFFNET_INFEASIBLE && !nearest)) {
         for (int j = 0; j < n; j++)
-            if (!isnan(y[j])) fail("sample %d has the status %d and a value", b, status);
+            if (!isnan(y[j])) fail("sample %d is %s and has a value", b, status_names[status]);
         return;
     }
     for (int j = 0; j < n; j++)
-        if (!isfinite(y[j])) fail("output %d of sample %d is not finite, status %d", j, b, status);
+        if (!isfinite(y[j])) fail("output %d of sample %d, %s, is not finite", j, b, status_names[status]);
     if (status == CAFFNET_INFEASIBLE) return;
     for (int j = 0; j < n; j++)
         if (status == CAFFNET_INSIDE && (y[j] != f[j] || signbit(y[j]) != signbit(f[j])))
@@ -344,9 +354,10 @@ static void judge(const Problem *p, int b, int strict, int nearest, const Outcom
         else if (value < low) excess = low - value, bound = fabs(low);
         long double near = (long double)most(y, n) + most(f, n) + (p->has_w ? most(w, n) : 0.0);
         long double allowed = 64.0L * n * eps * (sizes * near + bound) + 64.0L * sizes * tiny / eps;
-        if (excess > allowed) fail("row %d of sample %d is exceeded by %.3Lg, allowed is %.3Lg, status %d", i, b, excess, allowed, status);
+        if (excess > allowed)
+            fail("row %d of sample %d, %s, is exceeded by %.3Lg, allowed is %.3Lg", i, b, status_names[status], excess, allowed);
         if (strict && status <= CAFFNET_PROJECTED && low < high && excess > 0x1p-58L * (terms + bound))
-            fail("row %d of sample %d is exceeded by %.3Lg under strict, status %d", i, b, excess, status);
+            fail("row %d of sample %d, %s under strict, is exceeded by %.3Lg", i, b, status_names[status], excess);
     }
 }
 
@@ -402,7 +413,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
 #include <time.h>
 #include <unistd.h>
 
-enum { CASES = 500, PATIENCE = 30, ENOUGH = 20 };
+enum { CASES = 500, PATIENCE = 10, KINDS = 32, SHOWN = 4 };
 
 /* What a child that dies leaves behind. */
 typedef struct {
@@ -439,12 +450,13 @@ static int survives(const uint8_t *bytes, size_t size, int quiet) {
     pid_t child = fork();
     if (child == 0) {
         if (quiet && !freopen("/dev/null", "w", stderr)) _exit(2);
-        (void)alarm(PATIENCE);
+        (void)alarm(quiet ? 1 : PATIENCE);
         (void)LLVMFuzzerTestOneInput(bytes, size);
         _exit(0);
     }
     int state = 1;
     (void)waitpid(child, &state, 0);
+    if (WIFSIGNALED(state) && WTERMSIG(state) == SIGALRM) (void)snprintf(trace->note, NOTE_BYTES, "it does not end");
     return WIFEXITED(state) && WEXITSTATUS(state) == 0;
 }
 
@@ -491,6 +503,20 @@ static int reduce(uint64_t seed) {
     return 1;
 }
 
+/* Count a failure, and print it where few of its kind were seen. */
+static void note_failure(const char *note) {
+    static struct {
+        char note[NOTE_BYTES];
+        int count;
+    } kinds[KINDS];
+    for (int k = 0; k < KINDS; k++) {
+        if (kinds[k].count == 0) memcpy(kinds[k].note, note, sizeof kinds[k].note);
+        if (k < KINDS - 1 && !same_kind(kinds[k].note, note)) continue;
+        if (kinds[k].count++ < SHOWN) printf("seed %llu fails: %s\n", (unsigned long long)trace->seed, note);
+        return;
+    }
+}
+
 static int run_seeds(double seconds, uint64_t seed) {
     struct timespec began, now;
     uint64_t first = seed;
@@ -503,6 +529,7 @@ static int run_seeds(double seconds, uint64_t seed) {
         pid_t child = fork();
         if (child == 0) {
             static uint8_t bytes[MOST_BYTES];
+            if (!freopen("/dev/null", "w", stderr)) _exit(2);
             for (uint64_t last = seed + CASES; seed < last; seed++) {
                 trace->seed = seed;
                 (void)alarm(PATIENCE);
@@ -514,13 +541,15 @@ static int run_seeds(double seconds, uint64_t seed) {
         (void)waitpid(child, &state, 0);
         if (WIFEXITED(state) && WEXITSTATUS(state) == 0) seed += CASES;
         else {
-            printf("seed %llu fails: %s\n", (unsigned long long)trace->seed,
-                   trace->note[0] ? trace->note : WIFSIGNALED(state) && WTERMSIG(state) == SIGALRM ? "no end" : "a sanitizer stopped it");
+            char note[NOTE_BYTES] = "a sanitizer stopped it, see -s";
+            if (WIFSIGNALED(state) && WTERMSIG(state) == SIGALRM) (void)snprintf(note, sizeof note, "it does not end");
+            if (trace->note[0]) memcpy(note, trace->note, sizeof note);
+            note_failure(note);
             failures++;
             seed = trace->seed + 1;
         }
         (void)clock_gettime(CLOCK_MONOTONIC, &now);
-    } while (failures < ENOUGH && (double)(now.tv_sec - began.tv_sec) < seconds);
+    } while ((double)(now.tv_sec - began.tv_sec) < seconds);
     printf("%llu problems, %d failed\n", (unsigned long long)(seed - first), failures);
     return failures > 0;
 }

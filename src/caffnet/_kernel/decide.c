@@ -188,7 +188,8 @@ FN int least_violation(Work *work, int strict, CaffnetProof *proof) {
     } else {
         int state = check(s, work->y, largest(work->y, n), face->held, 0, &work->t);
         if (state != REJECTED && !strict) return CAFFNET_WITHIN_TOL;
-        if (row < 0 || relax > least) return proven_empty(work, proof) ? CAFFNET_INFEASIBLE : CAFFNET_WITHIN_TOL;
+        if ((row < 0 || relax > least) && proven_empty(work, proof)) return CAFFNET_INFEASIBLE;
+        if (row < 0) return CAFFNET_WITHIN_TOL;
         proof->gap = work->low[row] > work->high[row] ? work->high[row] - work->low[row]
                      : work->low[row] > 0.0           ? -work->low[row]
                                                       : work->high[row];
@@ -207,10 +208,24 @@ FN int exactly_empty(Work *work, CaffnetProof *proof) {
     return proven_empty(work, proof);
 }
 
+/* An entry of y in the user's units. */
+FN double users_number(const Work *work, Index j) {
+    return work->rows.shift ? ldexp(work->y[j], -work->rows.shift) : work->y[j];
+}
+
+FN double largest_number(const Work *work) { return work->single ? 0x1.fffffep+127 : 1.7976931348623157e308; }
+
+/* Whether the point can be written in the user's number type. */
+FN int is_representable(const Work *work) {
+    for (Index j = 0; j < work->rows.n; j++)
+        if (!(fabs(users_number(work, j)) <= largest_number(work))) return 0;
+    return 1;
+}
+
 FN void write_value(const CaffnetBatch *batch, int64_t b, const Work *work) {
-    int64_t n = batch->n;
-    for (int64_t j = 0; j < n; j++)
-        store(batch->value, b * n + j, work->rows.shift ? ldexp(work->y[j], -work->rows.shift) : work->y[j], work->single);
+    double limit = largest_number(work);
+    for (Index j = 0; j < work->rows.n; j++)
+        store(batch->value, b * batch->n + j, larger(smaller(users_number(work, j), limit), -limit), work->single);
 }
 
 /* Whether the point in work->y, as it will be returned, satisfies the rows of the sample: up to rounding, and every
@@ -319,6 +334,18 @@ FN int try_compromise(const CaffnetBatch *batch, int64_t b, Work *work) {
 FN int approach(Work *work, int strict, CaffnetProof *proof) {
     const Rows *s = &work->rows;
     int state = least_violation(work, strict, proof);
+    if (state == CAFFNET_WITHIN_TOL && work->t.rank > work->t.fine_rank &&
+        check(s, work->y, largest(work->y, s->n), NULL, 0, &work->t) == REJECTED) {
+        /* Not empty, but for the digits of float32: rows that seem parallel in them meet far away. */
+        double rank = work->t.rank;
+        work->t.rank = work->t.fine_rank;
+        work->ready = 0;
+        state = project(work, CAFFNET_ACTIVE, NULL);
+        work->t.rank = rank;
+        work->ready = 0;
+        if (state != CONFLICT && state != REJECTED) return CAFFNET_WITHIN_TOL;
+        state = least_violation(work, strict, proof);
+    }
     for (int again = 0; again < 8 && state == CAFFNET_WITHIN_TOL; again++) {
         if (check(s, work->y, largest(work->y, s->n), NULL, 0, &work->t) != REJECTED) break;
         copy(work->f, work->y, s->n);
@@ -376,7 +403,8 @@ FN int decide(const CaffnetBatch *batch, int64_t b, Work *work, CaffnetProof *pr
     }
     int inside = check(s, work->f, largest(work->f, n), NULL, 1, &work->t);
     if (inside != REJECTED) {
-        if (!batch->strict || holds_exactly(batch, b, batch->f, b * batch->f_step)) return write_itself(batch, b, inside);
+        if (!batch->strict) return write_itself(batch, b, inside);
+        if (holds_exactly(batch, b, batch->f, b * batch->f_step)) return write_itself(batch, b, CAFFNET_INSIDE);
         copy(work->g, work->f, n); /* feasible up to rounding: to be moved by rounding only, not by w */
         search = CAFFNET_ACTIVE;
     }
@@ -388,6 +416,11 @@ FN int decide(const CaffnetBatch *batch, int64_t b, Work *work, CaffnetProof *pr
         state = write_strictly(batch, b, work, search == CAFFNET_PAPER ? CAFFNET_FULL : search, proof);
         /* Where no point holds exactly, one that holds up to rounding stays where it is. */
         return state == CAFFNET_WITHIN_TOL && inside != REJECTED ? write_itself(batch, b, state) : state;
+    }
+    if (state != CAFFNET_INFEASIBLE && !is_representable(work)) { /* the answer is no number of the user's type */
+        state = CAFFNET_INFEASIBLE;
+        proof->gap = proof->radius = 0.0;
+        for (Index i = 0; i < s->m; i++) work->conflict[i] = 0.0;
     }
     if (state == CAFFNET_INFEASIBLE && !batch->nearest) write_nothing(batch, b, state);
     else write_answer(batch, b, work, state);

@@ -75,6 +75,10 @@ FN Index most_violated(const Rows *s, Face *face, const double *y, double size, 
             }
         }
         *waiting = left_over;
+        if (found < 0 && left_over > 0) { /* squares that underflow: any of them */
+            found = face->violated[0];
+            *at = value_of(s, found, y);
+        }
         if (found >= 0 || all) return found;
     }
 }

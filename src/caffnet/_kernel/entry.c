@@ -116,6 +116,7 @@ EXPORT int64_t NAME(caffnet_solve)(const CaffnetBatch *batch, int64_t first, int
         if (batch->cancel && *batch->cancel) return -1;
         sound = renew_rows(&work, batch, b, first, sound);
         if (!sound) {
+            for (int64_t j = 0; batch->choice && j < batch->n; j++) batch->choice[b * batch->n + j] = 0;
             write_nothing(batch, b, CAFFNET_INVALID);
             bad++;
         } else bad += decide(batch, b, &work, &proof) >= CAFFNET_INFEASIBLE;

@@ -85,12 +85,18 @@ FN void drop(Face *face, Index place, Index n) {
         double *upper = R + (size_t)c * (size_t)n, *lower = upper + n;
         double *RESTRICT first = face->Q + (size_t)c * (size_t)n, *RESTRICT second = first + n;
         Index unit = face->unit[c];
+        double cosine = 0.0, sine = 1.0;
         if (upper[c] == 0.0) { /* orthogonal rows only change places */
             face->unit[c] = face->unit[c + 1];
             face->unit[c + 1] = unit;
+            sine = lower[c] < 0.0 ? -1.0 : 1.0;
         } else if (lower[c] == 0.0) continue;
-        else face->unit[c] = face->unit[c + 1] = -1; /* a rotation makes full vectors of what was one entry */
-        double length = hypot(upper[c], lower[c]), cosine = upper[c] / length, sine = lower[c] / length;
+        else { /* a rotation makes full vectors of what was one entry */
+            double length = sqrt(upper[c] * upper[c] + lower[c] * lower[c]);
+            face->unit[c] = face->unit[c + 1] = -1;
+            cosine = upper[c] / length;
+            sine = lower[c] / length;
+        }
         for (Index j = c; j < k - 1; j++) {
             double top = upper[j], bottom = lower[j];
             upper[j] = cosine * top + sine * bottom;

@@ -50,6 +50,8 @@ class Conflict:
     proven: bool
 
     def __str__(self) -> str:
+        if not self.rows:
+            return "the nearest point is beyond the largest number of the number type"
         parts = [
             f"{name} ({'upper' if mu > 0 else 'lower'} bound, multiplier {abs(mu):.4g})"
             for name, mu in zip(self.names, self.multipliers, strict=True)
@@ -89,6 +91,8 @@ def explain(problem: Problem, options: Options, sample: int) -> Conflict:
     multipliers, gap, radius = native.conflict(problem, options, sample)
     weights = multipliers.tolist()
     rows = sorted((i for i, mu in enumerate(weights) if mu), key=lambda i: -abs(weights[i]))
+    if not rows:  # the rows ask for numbers beyond the largest of the user's type
+        return Conflict((), (), (), 0.0, 0.0, False)
     lower, upper = (t if t.ndim == 1 else t[sample] for t in (problem.lower, problem.upper))
     if len(rows) == 1:
         i = rows[0]

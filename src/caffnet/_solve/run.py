@@ -56,7 +56,7 @@ def gradient(
     v: Tensor, problem: Problem, answer: Answer, options: Options, wanted: tuple[bool, ...]
 ) -> tuple[Tensor | None, ...]:
     """Gradients for f, w, A, lower and upper, where `wanted`, by the kernel."""
-    if is_compiling():
+    if is_compiling() or not are_concrete((v, *problem.tensors)):
         tensors = (v, *problem.tensors, answer.value, answer.status, answer.active)
         found = torch.ops.caffnet.gradient(*tensors, list(wanted), *pack(problem, options))
         return tuple(t if want else None for t, want in zip(found, wanted, strict=True))

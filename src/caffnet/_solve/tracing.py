@@ -19,18 +19,18 @@ _PLAIN = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
 def is_concrete(t: Tensor) -> bool:
-    """Whether a tensor holds numbers: not a meta, fake (tracing) or mapped (torch.func) one."""
-    if type(t) not in _PLAIN:
+    """Whether a tensor holds numbers: not a meta, fake or recorded (tracing) or mapped (torch.func) one."""
+    if type(t) not in _PLAIN or torch._C._len_torch_dispatch_stack():
         return False
     return not (t.is_meta or is_functorch_wrapped_tensor(t) or is_legacy_batchedtensor(t))
 
 
 def are_concrete(tensors: Iterable[Tensor | None]) -> bool:
-    """Whether all of these hold numbers, and no transform is at work."""
-    if peek_interpreter_stack() is not None:
+    """Whether all of these hold numbers, and no transform or recorder (make_fx, fake tensors) is at work."""
+    if peek_interpreter_stack() is not None or torch._C._len_torch_dispatch_stack():
         return False
-    for t in tensors:  # not all(...): a generator costs more than the checks  # noqa: SIM110
-        if t is not None and (type(t) not in _PLAIN or t.is_meta):
+    for t in tensors:  # not all(...): a generator costs more than the checks
+        if t is not None and (type(t) not in _PLAIN or t.is_meta or is_legacy_batchedtensor(t)):
             return False
     return True
 

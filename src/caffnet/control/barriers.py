@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from caffnet._solve.tracing import is_exporting
 from caffnet.constraints import ArrayLike
 from caffnet.errors import ConstraintError
 
@@ -50,7 +51,7 @@ class Barrier:
         def twice(state: Tensor) -> tuple[Tensor, Tensor]:
             return (value := checked(state)), value
 
-        if torch.compiler.is_exporting():
+        if is_exporting():
             raise ConstraintError(
                 f"The gradient of {type(self).__name__} comes from automatic differentiation, which torch.export does "
                 "not hold: define evaluate(x) in a subclass, with the gradient written out."

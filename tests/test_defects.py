@@ -1,0 +1,294 @@
+"""Defects that were found in use: export, several processes, Ctrl-C, the ends of the number range."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import caffnet
+from caffnet import AffineSet, CAffine, ConstraintError, InfeasibleError, Status, project
+
+INF = float("inf")
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(caffnet.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+
+
+# ------------------------------------------------------------------------------------------------ export
+
+
+def polytope(n: int = 5, m: int = 26, **options) -> CAffine:
+    return CAffine(AffineSet.inequality(torch.randn(m, n), torch.ones(m)), **options).eval()
+
+
+class Moving(torch.nn.Module):
+    """A layer with a constraint function."""
+
+    def __init__(self, set: AffineSet):
+        super().__init__()
+        self.layer = CAffine(lambda x: set)
+
+    def forward(self, f: Tensor) -> Tensor:
+        return self.layer(f, x=f)
+
+
+def to_onnx(layer: CAffine, args: tuple) -> None:
+    pytest.importorskip("onnxscript")
+    torch.onnx.export(layer, args, dynamo=True, verbose=False)
+
+
+@pytest.mark.parametrize("moving", [False, True], ids=["fixed", "moving"])
+@pytest.mark.parametrize("export", [torch.export.export, to_onnx])
+def test_a_graph_that_would_be_too_large_is_refused_before_it_is_built(export, moving: bool):
+    """26 rows in R^5 have 83 681 sub-constraints, gigabytes in a graph: the message says so, and what works."""
+    layer, f = polytope(), torch.randn(3, 5)
+    if moving:
+        layer = Moving(layer.set_at()).eval()
+    start = time.perf_counter()
+    with pytest.raises(Exception, match=r"8\.37e\+04 sub-constraints .* Keep the layer in Python, use fewer rows, or"):
+        export(layer, (f,))
+    assert time.perf_counter() - start < 20
+
+
+def test_a_small_graph_is_exported():
+    f = torch.randn(3, 5)
+    few = polytope(m=6)
+    exported = torch.export.export(few, (f,)).module()
+    torch.testing.assert_close(exported(f), few(f))
+
+
+def test_the_active_search_says_what_can_be_exported():
+    with pytest.raises(Exception, match=r"search='active' cannot be exported .* search=\"full\" or \"lite\" for a set"):
+        torch.export.export(polytope(search="active"), (torch.randn(3, 5),))
+
+
+# ------------------------------------------------------------------------------------------------ several processes
+
+WORKER = """
+import sys, torch
+from torch import nn
+from caffnet import AffineSet, CAffNet
+rank, file = int(sys.argv[1]), sys.argv[2]
+torch.distributed.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
+limits = lambda x: AffineSet.box(torch.zeros_like(x), x)
+net = nn.parallel.DistributedDataParallel(CAffNet(nn.Linear(2, 2), limits))
+net(torch.ones(3, 2)).sum().backward()
+net(torch.full((3, 2), -1.0 if rank else 1.0)).sum().backward()
+"""
+
+
+def test_an_infeasible_sample_names_its_process(tmp_path):
+    """The others see a closed connection only; the message that matters begins with the rank."""
+    command = [sys.executable, "-c", WORKER]
+    workers = [
+        subprocess.Popen(
+            [*command, str(rank), str(tmp_path / "meet")], env=ENVIRONMENT, stderr=subprocess.PIPE, text=True
+        )
+        for rank in range(2)
+    ]
+    try:
+        told = [worker.communicate(timeout=120)[1] for worker in workers]
+    finally:
+        for worker in workers:
+            worker.kill()
+    assert "InfeasibleError: rank 1: No point satisfies the constraints of 3 of 3 samples" in told[1]
+    assert "InfeasibleError" not in told[0]
+
+
+def test_one_process_has_no_rank():
+    with pytest.raises(InfeasibleError, match=r"^No point satisfies"):
+        project(torch.zeros(1, 2), AffineSet.box([1.0, 1.0], [0.0, 0.0]))
+    with pytest.raises(ConstraintError, match=r"^f must be finite"):
+        project(torch.full((1, 2), INF), AffineSet.box(0.0, 1.0, dim=2))
+
+
+def test_data_that_are_not_finite_name_their_process(monkeypatch):
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 3)
+    with pytest.raises(ConstraintError, match=r"^rank 3: f must be finite, got inf at f\[0, 0\]"):
+        project(torch.full((1, 2), INF), AffineSet.box(0.0, 1.0, dim=2))
+
+
+# ------------------------------------------------------------------------------------------------ Ctrl-C
+
+LONG = """
+import sys, time, torch
+from caffnet import AffineSet, project
+torch.set_num_threads(1)
+n, m, samples = map(int, sys.argv[1:4])
+A = torch.randn(m, n, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+f, w = (5 * torch.randn(samples, n, dtype=torch.float64) for _ in range(2))
+limits = AffineSet.inequality(A, torch.ones(m, dtype=torch.float64))
+project(f[:1, :], AffineSet.box(0.0, 1.0, dim=n))
+print("ready", flush=True)
+try:
+    project(f, limits, w, search=sys.argv[4], budget=10**30)
+    print("finished", flush=True)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+    print(project(torch.full((1, 2), 3.0), AffineSet.box(0.0, 1.0, dim=2)).value.tolist(), flush=True)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="SIGINT is sent")
+@pytest.mark.parametrize(
+    "size",
+    [("8", "30", "20000", "full"), ("14", "60", "1", "full"), ("100", "1000", "2000", "active")],
+    ids=["many samples", "one sample", "active"],
+)
+def test_a_long_call_can_be_interrupted(size: tuple[str, ...]):
+    """Within a second, and the next call works."""
+    worker = subprocess.Popen([sys.executable, "-c", LONG, *size], env=ENVIRONMENT, stdout=subprocess.PIPE, text=True)
+    assert worker.stdout is not None
+    try:
+        assert worker.stdout.readline() == "ready\n"
+        time.sleep(0.5)
+        start = time.perf_counter()
+        worker.send_signal(signal.SIGINT)
+        said = worker.stdout.readline()
+        waited = time.perf_counter() - start
+        assert said == "interrupted\n" and waited < 1
+        assert worker.stdout.readline() == "[[1.0, 1.0]]\n"
+    finally:
+        worker.kill()
+        worker.communicate()
+
+
+# ------------------------------------------------------------------------------------------------ huge outputs
+
+HUGE = [(torch.float64, 1e308), (torch.float32, 3e38)]
+
+
+def huge_outputs(dtype: torch.dtype, size: float, n: int) -> Tensor:
+    """Outputs near the largest number: in every entry, in one, and of one sign."""
+    f = torch.randn(30, n, dtype=dtype)
+    f = f / f.abs().amax(-1, keepdim=True) * size
+    one = torch.randn(30, n, dtype=dtype)
+    one[:, 0] = size * one[:, 0].sign()
+    return torch.cat([f, one, f.abs(), torch.full((1, n), size, dtype=dtype)])
+
+
+def within_promise(set: AffineSet, y: Tensor, f: Tensor) -> Tensor:
+    """a y - b <= 4 n eps (|a|_1 (|y| + |f|) + |b|), measured in double precision and scaled, lest it overflows."""
+    shrink = 2.0**-60
+    A, lower, upper, y, f = (t.double() for t in (set.A, set.lower, set.upper, y, f))
+    lower, upper, y, f = shrink * lower, shrink * upper, shrink * y, shrink * f
+    value = y @ A.mT
+    excess = torch.maximum(value - upper, lower - value)
+    size = A.abs().sum(-1) * (y.abs().amax(-1, keepdim=True) + f.abs().amax(-1, keepdim=True))
+    bound = torch.maximum(*(torch.where(t.isfinite(), t.abs(), 0.0) for t in (lower, upper)))
+    return (excess <= 4 * set.n * torch.finfo(set.dtype).eps * (size + bound)).all(-1)
+
+
+def huge_sets(dtype: torch.dtype, size: float, n: int) -> dict[str, AffineSet]:
+    rows, ones = torch.randn(2, n, dtype=dtype), torch.ones(1, n, dtype=dtype)
+    return {
+        "box": AffineSet.box(-1.0, 1.0, dim=n).to(dtype),
+        "orthant": AffineSet.box(0.0, None, dim=n).to(dtype),
+        "half-space": AffineSet.inequality(rows[:1], [1.0]),
+        "wedge": AffineSet.inequality(rows, [1.0, 2.0]),
+        "large rows": AffineSet.inequality(1e6 * rows, [1.0, 2.0]),
+        "small rows": AffineSet.inequality(1e-6 * rows, [1.0, 2.0]),
+        "polytope": AffineSet.inequality(torch.randn(6, n, dtype=dtype), [1.0] * 6),
+        "simplex": AffineSet.equality(ones, [1.0]) & AffineSet.box(0.0, None, dim=n),
+        "large box": AffineSet.inequality(rows[:1], [1.0]) & AffineSet.box(-size / 2, size / 2, dim=n),
+    }
+
+
+@pytest.mark.parametrize("strict", [False, True], ids=["", "strict"])
+@pytest.mark.parametrize("search", ["full", "active", "lite"])
+@pytest.mark.parametrize(("dtype", "size"), HUGE, ids=["double", "single"])
+def test_an_output_near_the_largest_number_is_answered(dtype: torch.dtype, size: float, search: str, strict: bool):
+    """Feasible sets have an answer, whatever f is: products of f overflow, the answer does not."""
+    for n in (1, 2, 5):
+        f = huge_outputs(dtype, size, n)
+        for name, set in huge_sets(dtype, size, n).items():
+            for w in (None, torch.randn_like(f)):
+                answer = project(f, set, w, search=search, strict=strict)
+                assert (answer.status <= Status.WITHIN_TOL).all(), name
+                assert answer.value.isfinite().all(), name
+                assert within_promise(set, answer.value, f).all(), name
+
+
+@pytest.mark.parametrize("search", ["full", "active", "lite"])
+@pytest.mark.parametrize(("dtype", "size"), HUGE, ids=["double", "single"])
+def test_an_equality_far_from_a_huge_output(dtype: torch.dtype, size: float, search: str):
+    """Where the projection itself is a number; its entries are smaller than those of f if f has one sign."""
+    for n in (2, 5):
+        f = huge_outputs(dtype, size, n)[60:]
+        for bound in (1.0, size):
+            set = AffineSet.equality(torch.ones(1, n, dtype=dtype), [bound])
+            answer = project(f, set, search=search)
+            assert (answer.status <= Status.WITHIN_TOL).all() and answer.value.isfinite().all()
+            assert within_promise(set, answer.value, f).all()
+
+
+@pytest.mark.xfail(reason="the kernel rounds a projection beyond the largest number to infinity", strict=False)
+@pytest.mark.parametrize(("dtype", "size"), [(torch.float64, 1.7e308), (torch.float32, 3e38)], ids=["double", "single"])
+def test_a_projection_beyond_the_largest_number(dtype: torch.dtype, size: float):
+    """The projection of (s, s, -s) on y_1 + y_2 + y_3 = 1 has the entry -4/3 s, which is no number; others are near."""
+    f = torch.tensor([[size, size, -size]], dtype=dtype)
+    set = AffineSet.equality(torch.ones(1, 3, dtype=dtype), [1.0])
+    answer = project(f, set)
+    assert answer.value.isfinite().all() and within_promise(set, answer.value, f).all()
+
+
+# ------------------------------------------------------------------------------------------------ strict at the edge
+
+
+def holds_exactly(set: AffineSet, y: Tensor) -> Tensor:
+    """Every inequality of every sample, in fractions, ``(B,)``; equalities are not asked."""
+    good = []
+    for A, lower, upper, point in zip(*(t.tolist() for t in (set.A, set.lower, set.upper, y)), strict=True):
+        holds = True
+        for row, lo, hi in zip(A, lower, upper, strict=True):
+            value = sum(Fraction(a) * Fraction(p) for a, p in zip(row, point, strict=True))
+            inside = (hi == INF or value <= Fraction(hi)) and (lo == -INF or value >= Fraction(lo))
+            holds = holds and (inside or lo == hi)
+        good.append(holds)
+    return torch.tensor(good)
+
+
+@pytest.mark.parametrize("search", ["full", "active"])
+@pytest.mark.parametrize("mixed", [False, True], ids=["all rows", "every other"])
+@pytest.mark.parametrize(("dtype", "tiny"), [(torch.float64, 1e-310), (torch.float32, 1e-40)], ids=["double", "single"])
+def test_strict_with_rows_of_subnormal_entries(dtype: torch.dtype, tiny: float, mixed: bool, search: str):
+    samples, m, n = 150, 4, 3
+    size = torch.full((m, 1), tiny, dtype=torch.float64)
+    if mixed:
+        size[::2] = 1.0
+    A, centre = torch.randn(samples, m, n, dtype=torch.float64), torch.randn(samples, n, dtype=torch.float64)
+    upper = (A @ centre.unsqueeze(-1)).squeeze(-1) + A.norm(dim=-1) * (0.1 + torch.rand(samples, m).double())
+    rows, bounds = (A * size).to(dtype), (upper * size.squeeze(-1)).to(dtype)
+    set = AffineSet(rows, torch.full_like(bounds, -INF), bounds)
+    assert (rows[:, 1].abs() < torch.finfo(dtype).tiny).all()
+    answer = project((centre + 3 * torch.randn_like(centre)).to(dtype), set, strict=True, search=search)
+    assert (answer.status <= Status.PROJECTED).all() and (answer.status == Status.PROJECTED).any()
+    assert holds_exactly(set, answer.value).all()
+
+
+@pytest.mark.parametrize("search", ["full", "active"])
+@pytest.mark.parametrize("width", [4, 16, 64, 512])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["double", "single"])
+def test_strict_in_sets_as_thin_as_rounding(dtype: torch.dtype, width: int, search: str):
+    """Slabs of some epsilons around a point that is exactly inside. Below 16, one answer in twenty may be inexact."""
+    samples, n, eps = 150, 3, torch.finfo(dtype).eps
+    for m in (1, 2, 3):
+        A, centre = torch.randn(samples, m, n, dtype=dtype), torch.randn(samples, n, dtype=dtype)
+        value = (A.double() @ centre.double().unsqueeze(-1)).squeeze(-1)
+        set = AffineSet(A, (value - width * eps / 2).to(dtype), (value + width * eps / 2).to(dtype))
+        solvable = holds_exactly(set, centre)
+        assert solvable.float().mean() > 0.9
+        f = centre + 3 * torch.randn_like(centre)
+        answer = project(f, set, strict=True, search=search, on_infeasible="nan")
+        assert (answer.status[solvable] <= Status.WITHIN_TOL).all()
+        exact = holds_exactly(set, answer.value.nan_to_num(1e9))
+        assert (exact | (answer.status >= Status.WITHIN_TOL)).all()  # what is not exact says so
+        assert exact[solvable].float().mean() >= (1.0 if width >= 16 else 0.95)
