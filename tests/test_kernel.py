@@ -931,3 +931,16 @@ def test_the_bits_do_not_depend_on_the_compiler_or_the_instructions(tmp_path: Pa
         found = [call_everything(library, seed, address) for library in (native._library(), other)]
         for i, (one, two) in enumerate(zip(*found, strict=True)):
             assert torch.equal(one.nan_to_num(7.0), two.nan_to_num(7.0)), f"seed {seed}, output {i}"
+
+
+def test_a_row_may_be_an_equality_for_one_sample_only():
+    """Shared rows, bounds of their own: what is factorised for one sample is not taken for the next."""
+    rows = torch.tensor([[1.0, 1.0, 0.0], [0.0, 1.0, 2.0], [3.0, 0.0, 1.0]], dtype=torch.float64)
+    upper = torch.tensor([[1.0, 2.0, 1.0]], dtype=torch.float64).expand(4, 3)
+    lower = upper.clone()
+    lower[1, 0], lower[2], lower[3, 1] = -5.0, -5.0, -5.0
+    f = torch.tensor([[0.3, -0.2, 0.1]], dtype=torch.float64).expand(4, 3)
+    whole = project(f, AffineSet(rows, lower, upper), search="active").value
+    for i in range(4):
+        assert torch.equal(project(f[i], AffineSet(rows, lower[i], upper[i]), search="active").value, whole[i])
+    assert torch.equal(whole[2], f[2])

@@ -210,14 +210,45 @@ def test_an_averaged_model_that_is_compiled_or_exported_has_its_own_bounds():
     torch.testing.assert_close(exported(x), model(x))
 
 
+@pytest.mark.parametrize("of", [nn.Module.buffers, lambda net: net.state_dict().values()], ids=["buffers", "state"])
+def test_a_target_network_does_not_wear_its_bounds_down(of):
+    """0.9999 a + 0.0001 a is not a, and what is lost adds up; missing bounds stay missing."""
+    polytope = AffineSet.inequality(torch.randn(400, 2), 1 + torch.rand(400))
+    model = CAffNet(FeedForward(3, 2), polytope)
+    target = copy.deepcopy(model)
+    for _ in range(1000):
+        with torch.no_grad():
+            for mine, theirs in zip(of(target), of(model), strict=True):
+                mine.mul_(0.9999).add_(0.0001 * theirs)
+    assert torch.equal(target.layer.set_at().upper, polytope.upper)
+    assert torch.equal(target.state_dict()["layer.A"], polytope.A)
+    assert torch.equal(target.double().layer.A, polytope.A.double())
+
+
+def test_numbers_written_into_the_buffers_do_not_count():
+    layer, f = CAffine(AffineSet.box(0.0, None, dim=2)), torch.tensor([9.0, -9.0])
+    layer.upper.fill_(4.0)
+    layer.lower[0] = float("nan")
+    assert layer(f).tolist() == [9.0, 0.0] and layer.state_dict()["lower"].tolist() == [0.0, 0.0]
+    assert layer.to("cpu").upper.tolist() == [INF, INF]
+    with pytest.warns(UserWarning, match=r"another constraint .* in row 0, row 1;"):
+        layer.load_state_dict(CAffine(AffineSet.box(-2.0, 2.0, dim=2)).state_dict())
+    assert layer(f).tolist() == [2.0, -2.0]
+
+
+# ------------------------------------------------------------------------------------------------ data loaders
+
+
 def sets() -> list[AffineSet]:
-    rows = torch.tensor([[1.0, 1.0], [1.0, -1.0], [0.0, 1.0]])
-    return [
-        AffineSet(
-            rows, torch.tensor([-torch.inf, -1.0 - i, -2.0]), torch.tensor([1.0 + i, 2.0, torch.inf]), list("abc")
-        )
-        for i in range(4)
+    """Four sets of three rows; each row changes its kind from one set to the next."""
+    rows = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
+    bounds = [
+        ([-INF, 0.0, -INF], [1.0, 0.0, 1.0]),
+        ([0.0, -INF, 0.5], [INF, INF, 0.5]),
+        ([-1.0, 0.25, -INF], [2.0, 0.25, INF]),
+        ([0.5, -3.0, 0.0], [0.5, 3.0, 1.0]),
     ]
+    return [AffineSet(rows, torch.tensor(lo), torch.tensor(hi), ["a", "b", "c"]) for lo, hi in bounds]
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -225,7 +256,7 @@ def test_a_data_loader_makes_one_set_of_many(workers: int):
     data = [(torch.full((2,), 3.0 * i - 5), set) for i, set in enumerate(sets())]
     ((f, batch),) = DataLoader(data, batch_size=4, num_workers=workers)
     assert isinstance(batch, AffineSet) and batch.batch_shape == (4,)
-    assert batch.names == ("a", "b", "c") and batch.row_kinds == "<B>" and batch.dtype == torch.float32
+    assert batch.names == ("a", "b", "c") and batch.row_kinds == "BBB" and batch.dtype == torch.float32
     for search in ("full", "active"):
         y = project(f, batch, search=search).value
         for i, (point, one) in enumerate(data):

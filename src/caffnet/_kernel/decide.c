@@ -412,15 +412,15 @@ FN int decide(const CaffnetBatch *batch, int64_t b, Work *work, CaffnetProof *pr
     if (state == CONFLICT || state == REJECTED) state = approach(work, (int)batch->strict, proof);
     else if (search == CAFFNET_PAPER && (batch->w || work->norm != 2.0) && try_compromise(batch, b, work))
         return batch->status[b];
-    if (batch->strict && state != CAFFNET_INFEASIBLE) {
-        state = write_strictly(batch, b, work, search == CAFFNET_PAPER ? CAFFNET_FULL : search, proof);
-        /* Where no point holds exactly, one that holds up to rounding stays where it is. */
-        return state == CAFFNET_WITHIN_TOL && inside != REJECTED ? write_itself(batch, b, state) : state;
-    }
     if (state != CAFFNET_INFEASIBLE && !is_representable(work)) { /* the answer is no number of the user's type */
         state = CAFFNET_INFEASIBLE;
         proof->gap = proof->radius = 0.0;
         for (Index i = 0; i < s->m; i++) work->conflict[i] = 0.0;
+    }
+    if (batch->strict && state != CAFFNET_INFEASIBLE) {
+        state = write_strictly(batch, b, work, search == CAFFNET_PAPER ? CAFFNET_FULL : search, proof);
+        /* Where no point holds exactly, one that holds up to rounding stays where it is. */
+        return state == CAFFNET_WITHIN_TOL && inside != REJECTED ? write_itself(batch, b, state) : state;
     }
     if (state == CAFFNET_INFEASIBLE && !batch->nearest) write_nothing(batch, b, state);
     else write_answer(batch, b, work, state);

@@ -26,7 +26,7 @@ from caffnet.errors import KernelError
 
 SEARCHES = {"full": 0, "lite": 1, "active": 2, "paper": 3}
 _WORTH_A_THREAD = 20_000  # numbers in A for one more thread: what is computed while a thread is woken
-_LONG = 1e9  # multiply-adds: about a second; such a call runs beside the main thread, which Ctrl-C can then stop
+_LONG = 2e8  # multiply-adds: about a second; such a call runs beside the main thread, which Ctrl-C can then stop
 
 _BATCH = struct.Struct("25q11d")
 _GRADIENTS = struct.Struct("10q")
