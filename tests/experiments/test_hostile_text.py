@@ -17,9 +17,9 @@ from caffnet_lab.experiments.report.write import write_report
 from caffnet_lab.markup import markdown
 
 HOSTILE = (
-    "x; touch /tmp/owned",
-    "$(touch /tmp/owned)",
-    "`touch /tmp/owned`",
+    "x; touch owned",
+    "$(touch owned)",
+    "`touch owned`",
     "a'b\"c\\d",
     "a\n```\n# A heading\n<script>alert(1)</script>",
     "a | b | [here](javascript:alert(1)) | ![](http://example.org/x.png)",
