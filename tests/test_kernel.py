@@ -636,6 +636,16 @@ def test_high_norms_of_small_and_large_numbers(norm: float, size: float):
     torch.testing.assert_close(lengths[0], lengths[1], rtol=1e-6, atol=0)
 
 
+@pytest.mark.parametrize("search", ["full", "active"])
+@pytest.mark.parametrize("power", [8, 16, 18, 30, 100])
+def test_a_far_f_ends_at_the_vertex(power: int, search: str):
+    """The rows that are told as active are those that the point lies on, however far f is."""
+    A, b = torch.tensor([[1.0, 0.3], [0.2, 1.0]], dtype=DOUBLE), torch.ones(2, dtype=DOUBLE)
+    answer = project(10.0**power * torch.ones(2, dtype=DOUBLE), AffineSet.inequality(A, b), search=search)
+    assert answer.active.tolist() == [1, 1]
+    torch.testing.assert_close(answer.value, torch.linalg.solve(A, b), rtol=1e-12, atol=0)
+
+
 @pytest.mark.parametrize("size", [1e100, 1e200, 1e300])
 def test_a_huge_f_beside_ordinary_rows_is_answered(size: float):
     """Squares of what is left after scaling vanish. In a process of its own: a search without end cannot be stopped."""
