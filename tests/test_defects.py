@@ -230,7 +230,9 @@ def test_an_equality_far_from_a_huge_output(dtype: torch.dtype, size: float, sea
             assert within_promise(set, answer.value, f).all()
 
 
-@pytest.mark.xfail(reason="called INFEASIBLE; with strict, a point that breaks the row is PROJECTED", strict=False)
+@pytest.mark.xfail(
+    raises=InfeasibleError, strict=True, reason="an answer beyond the largest number is called INFEASIBLE"
+)
 @pytest.mark.parametrize("strict", [False, True], ids=["", "strict"])
 @pytest.mark.parametrize(("dtype", "size"), [(torch.float64, 1.7e308), (torch.float32, 3e38)], ids=["double", "single"])
 def test_a_projection_beyond_the_largest_number(dtype: torch.dtype, size: float, strict: bool):

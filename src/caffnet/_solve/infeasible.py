@@ -1,4 +1,4 @@
-"""What is said about samples without an answer: NaN or infinite data, and sets that are empty, with their proof.
+"""Messages about samples without an answer: NaN or infinite data, and empty sets with their proof.
 
 Farkas' lemma: if numbers ``μ_i`` (positive: for the upper bound of row ``i``, negative: for the lower) make the left
 side of

@@ -1,4 +1,4 @@
-"""What can be settled before the outputs are known: which search runs, and whether it fits into the budget."""
+"""The choice of the search, before the outputs are known, and its budget."""
 
 from __future__ import annotations
 

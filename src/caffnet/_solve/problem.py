@@ -1,4 +1,4 @@
-"""What goes into a projection and what comes out, one sample per line."""
+"""The input of a projection and its answer, one sample per line."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class Problem(NamedTuple):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What messages call the rows."""
+        """The names of the rows in messages."""
         return row_names(self.labels, len(self.row_kinds))
 
     @property

@@ -89,7 +89,7 @@ def _on_cpu(problem: Problem) -> Problem:
 
 
 def pack(problem: Problem, options: Options) -> tuple:
-    """What an operation is told beside tensors: it takes numbers and texts only."""
+    """Pack everything but the tensors into numbers and texts, which is all that an operation takes."""
     p = problem
     # Each name after its length: a name may be empty, or hold anything. A row without a name has length -1.
     labels = "" if p.labels is None else "".join("-1:" if name is None else f"{len(name)}:{name}" for name in p.labels)
