@@ -75,7 +75,7 @@ FN int is_nearest(Work *work, const double *g) {
     Index n = s->n, k = face->k;
     double *lambda = face->multiplier, *y = work->y, bound = 0.0;
     multipliers(s, face, 0, g, y);
-    for (Index j = 0; j < k; j++) lambda[j] = (j < work->base ? lambda[j] : larger(lambda[j], 0.0)) * (double)face->sides[j];
+    for (Index j = 0; j < k; j++) lambda[j] = (j < face->base ? lambda[j] : larger(lambda[j], 0.0)) * (double)face->sides[j];
     for (Index c = 0; c < n; c++) {
         Pair sum = {0.0, 0.0};
         for (Index j = 0; j < k; j++)

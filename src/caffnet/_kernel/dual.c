@@ -27,14 +27,14 @@ FN void multipliers(const Rows *s, Face *face, Index base, const double *g, cons
 }
 
 /* Move to the projection on the flat, and drop the rows that do not pull, until all do. */
-FN void settle(const Rows *s, Face *face, Index base, const double *g, double *y, const CaffnetTolerances *t) {
+FN void settle(const Rows *s, Face *face, const double *g, double *y, const CaffnetTolerances *t) {
     for (int again = 1; again;) {
         flat_point(s, face, g, y);
-        multipliers(s, face, base, g, y);
+        multipliers(s, face, face->base, g, y);
         /* A row that pulls by no more than rounding is left out, as a cold start would not have found it. */
         double least = t->tie * (largest(g, s->n) + largest(y, s->n));
         again = 0;
-        for (Index j = face->k - 1; j >= base; j--)
+        for (Index j = face->k - 1; j >= face->base; j--)
             if (face->multiplier[j] < least) {
                 drop(face, j, s->n);
                 again = 1;
@@ -43,12 +43,12 @@ FN void settle(const Rows *s, Face *face, Index base, const double *g, double *y
 }
 
 /* Begin with the rows marked in `start` that are independent and pull the right way. */
-FN void warm(const Rows *s, Face *face, Index base, const int8_t *start, const double *g, double *y, const CaffnetTolerances *t) {
+FN void warm(const Rows *s, Face *face, const int8_t *start, const double *g, double *y, const CaffnetTolerances *t) {
     for (Index i = 0; i < s->m; i++) {
         int bounded = (start[i] > 0 && s->high[i] < HUGE_VAL) || (start[i] < 0 && s->low[i] > -HUGE_VAL);
         if (bounded && !s->equal[i] && s->squared[i] > 0.0) add(s, face, i, start[i] > 0 ? 1 : -1, t->rank);
     }
-    settle(s, face, base, g, y, t);
+    settle(s, face, g, y, t);
 }
 
 /* The row that y violates most, of those that were violated before; of all, when none of those is any more; -1 if
@@ -95,7 +95,7 @@ FN int join(Work *work, Index p, double at, double *y) {
     const Rows *s = &work->rows;
     Face *face = &work->face;
     const CaffnetTolerances *t = &work->t;
-    Index n = s->n, base = work->base, side = at > s->high[p] ? 1 : -1;
+    Index n = s->n, base = face->base, side = at > s->high[p] ? 1 : -1;
     double bound = side > 0 ? s->high[p] : s->low[p], sign = (double)side, gain = 0.0, *multiplier = face->multiplier;
     for (;;) {
         double left = remainder_of(s, p, face);
@@ -147,8 +147,8 @@ FN Index dual(Work *work, const double *g, double *y, const int8_t *start, doubl
     Index n = s->n, waiting = 0, rounds = 10 * (s->m + n) + 100;
     int settled = 0;
     double scale = largest(g, n), at = 0.0;
-    if (start == face->held) settle(s, face, work->base, g, y, t);
-    else if (start) warm(s, face, work->base, start, g, y, t);
+    if (start == face->held) settle(s, face, g, y, t);
+    else if (start) warm(s, face, start, g, y, t);
     else flat_point(s, face, g, y);
     for (; rounds > 0; rounds--) {
         if (work->cancel && *work->cancel) return NOT_FOUND;
@@ -212,7 +212,7 @@ FN Index nearer_face(Work *work) {
     Face *face = &work->face;
     double best, *y = work->y;
     const double *f = work->f, *g = work->g;
-    flat_point(s, face, g, y);
+    slide(s, face, 0, y); /* y is the projection of g, up to rounding */
     best = distance(y, f, s->n, work->norm);
     copy_face(s, &work->first, face);
     Index other = dual(work, f, y, face->held, work->t.search, work->t.feasibility);

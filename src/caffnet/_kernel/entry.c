@@ -45,6 +45,7 @@ FN size_t carve(Work *work, int64_t outputs, int64_t count, int search, void *me
         faces[c]->unit = INDICES(n + 1);
         faces[c]->held = MARKS(m);
     }
+    face->left = DOUBLES(m);
     face->z = DOUBLES(n);
     face->d = DOUBLES(n + 1);
     face->r = DOUBLES(n + 1);
@@ -83,6 +84,8 @@ FN size_t carve(Work *work, int64_t outputs, int64_t count, int search, void *me
         faces[c]->Q = DOUBLES(n * n);
         faces[c]->R = DOUBLES(n * n);
     }
+    face->rest = DOUBLES(m * n);
+    face->part = DOUBLES(m * n);
     return pool.used;
 }
 

@@ -19,11 +19,19 @@ FN void move(const Face *face, Index j, double amount, double *y, Index n) {
     else if (amount != 0.0) subtract(y, amount, q, n);
 }
 
-/* Split row i into its part d on the face and the rest z; |z|^2. */
+/* Split row i into its part d on the face and the rest z; |z|^2. What the equalities leave of a row is kept, for the
+   samples that share it. */
 FN double remainder_of(const Rows *s, Index i, Face *face) {
     Index n = s->n, k = face->k;
+    size_t line = (size_t)i * (size_t)n;
+    int first = k > 0 && k == face->base;
     double *z = face->z, *d = face->d, *more = face->r;
-    copy(z, s->A + (size_t)i * (size_t)n, n);
+    if (first && face->left[i] >= 0.0) {
+        copy(z, face->rest + line, n);
+        copy(d, face->part + line, k);
+        return face->left[i];
+    }
+    copy(z, s->A + line, n);
     if (k == 0) return s->squared[i];
     for (Index j = 0; j < k; j++) d[j] = along(face, j, z, n); /* all products first: they do not wait for each other */
     for (Index j = 0; j < k; j++) move(face, j, d[j], z, n);
@@ -35,6 +43,11 @@ FN double remainder_of(const Rows *s, Index i, Face *face) {
             move(face, j, more[j], z, n);
         }
         left = dot(z, z, n);
+    }
+    if (first) {
+        copy(face->rest + line, z, n);
+        copy(face->part + line, d, k);
+        face->left[i] = left;
     }
     return left;
 }
@@ -174,14 +187,16 @@ FN void restart(Work *work) {
     for (Index i = 0; i < s->m && same; i++) same = work->before[i] == s->equal[i];
     clear_face(s, face);
     if (same) { /* what was added later has not touched the factors of the first rows */
-        face->k = work->base;
-        for (Index j = 0; j < work->base; j++) face->held[face->rows[j]] = 1;
+        face->k = face->base;
+        for (Index j = 0; j < face->base; j++) face->held[face->rows[j]] = 1;
         return;
     }
+    face->base = 0; /* until it is complete */
     for (Index i = 0; i < s->m; i++) {
         work->before[i] = s->equal[i];
+        face->left[i] = -1.0;
         if (s->equal[i] && s->squared[i] > 0.0) add(s, face, i, 1, work->t.rank);
     }
-    work->base = face->k;
+    face->base = face->k;
     work->ready = 1;
 }

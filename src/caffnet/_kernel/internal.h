@@ -58,7 +58,10 @@ typedef struct {
     Index *unit;        /* (n,) the output where q_j is +-1 and zero elsewhere, as a bound of one output makes it, or -1 */
     int8_t *held;       /* (m,) the side of every row */
     double *z, *d, *r;  /* (n,) a row orthogonal to the face; its part on the q; the same as coefficients of the rows */
-    Index *violated;    /* (2 m,) rows that were violated when last looked at; PAPER: the choices */
+    Index *violated;    /* (2 m,) rows that were violated when last looked at; other searches: the choices */
+    Index base;         /* how many of the rows are equalities: the first ones, never dropped */
+    double *rest, *part; /* (m, n) z and d of every row for the face of the equalities alone */
+    double *left;       /* (m,) |z|^2; negative where not known yet */
     Index entering, side; /* the row at which a conflict showed */
 } Face;
 
@@ -66,7 +69,7 @@ typedef struct {
 typedef struct {
     double *f, *g;      /* (n + 1, n) f and g projected on the flat at every depth */
     double *squared;    /* (n + 1,) the squared distance of f to the flat */
-    Index *option;      /* (n + 1,) the next choice: 2 row + (upper side) */
+    Index *option;      /* (n + 1,) the place of the next choice */
     Index *last;        /* (n + 1,) the row whose direction is in Q */
     int8_t *independent; /* (n + 1,) */
     Index *after;       /* (m,) how many rows after this one can be chosen */
@@ -91,7 +94,6 @@ typedef struct {
     int8_t *kept, *seed;       /* (m,), (max(m, n),) rows set aside */
     int8_t *stood;             /* (m,) the rows of the ordinary answer */
     int8_t *before;            /* (m,) the equalities whose factors are in the face */
-    Index base;                /* how many those are */
     int ready;                 /* they are */
     CaffnetTolerances t;
     double norm;
@@ -193,9 +195,14 @@ FN double largest(const double *y, Index n) {
     return top;
 }
 
-/* |y - f|_p, relative to the largest entry: high powers leave the range of numbers. */
+/* |y - f|_p, relative to the largest entry where powers leave the range of numbers. */
 FN double distance(const double *y, const double *f, Index n, double p) {
     double top = 0.0, total = 0.0;
+    if (p == 2.0) {
+        for (Index j = 0; j < n; j++) total += (y[j] - f[j]) * (y[j] - f[j]);
+        if (total > SMALLEST && total < LARGEST) return sqrt(total);
+        total = 0.0;
+    }
     for (Index j = 0; j < n; j++) top = larger(top, fabs(y[j] - f[j]));
     if (p > 1e300 || top == 0.0) return top;
     for (Index j = 0; j < n; j++) {

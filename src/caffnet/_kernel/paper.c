@@ -17,27 +17,6 @@
      dA = -(lambda p' + q y') + W rho (A+ W^-1 q)',   p = N v,  q = (A+)' v,  lambda = (A+)' (g - y). */
 #include "internal.h"
 
-/* One side of a row, as a choice: 2 row + (upper side). */
-FN Index choice_row(Index choice) { return choice >> 1; }
-FN double choice_bound(const Rows *s, Index choice) {
-    return choice & 1 ? s->high[choice >> 1] : s->low[choice >> 1];
-}
-
-/* All choices, equalities first; how many equalities there are. */
-FN Index list_choices(const Rows *s, Index *choices, Index *count) {
-    Index equalities = 0;
-    *count = 0;
-    for (Index i = 0; i < s->m; i++)
-        if (s->equal[i]) choices[(*count)++] = 2 * i + 1;
-    equalities = *count;
-    for (Index i = 0; i < s->m; i++) {
-        if (s->equal[i]) continue;
-        if (is_finite(s->low[i])) choices[(*count)++] = 2 * i;
-        if (is_finite(s->high[i])) choices[(*count)++] = 2 * i + 1;
-    }
-    return equalities;
-}
-
 /* Whether something is left of row a at this depth: r = N a, or N N a where that is small. */
 FN int leaves_remainder(Work *work, const double *a, Index depth) {
     Index n = work->rows.n;
@@ -136,11 +115,14 @@ FN int nearer_compromise(Work *work, int32_t *choice) {
     const Rows *s = &work->rows;
     Walk *walk = &work->walk;
     const CaffnetTolerances *t = &work->t;
-    Index n = s->n, depth = 0, count = 0, *choices = work->face.violated, *after = walk->option;
+    Index n = s->n, depth = 0, equalities = 0, *choices = work->face.violated, *after = walk->option;
     double *y = work->other, near = 1.0 - t->tie;
     double best = distance(work->y, work->f, n, work->norm) * near;
     double size = larger(largest(work->f, n), largest(work->g, n));
-    Index equalities = list_choices(s, choices, &count), visited = 0;
+    for (Index i = 0; i < s->m; i++)
+        if (s->equal[i]) choices[equalities++] = 2 * i + 1;
+    Index count = equalities + list_choices(s, choices + equalities);
+    uint32_t visited = 0;
     int found = 0;
     start_paper(work);
     copy(walk->f, work->g, n);

@@ -15,8 +15,21 @@ FN int earlier(const Index *rows, const Index *sides, const Index *other_rows, c
     return 0;
 }
 
-FN int can_be_chosen(const Rows *s, Index i) {
-    return !s->equal[i] && s->squared[i] > 0.0 && (s->low[i] > -HUGE_VAL || s->high[i] < HUGE_VAL);
+/* A choice is one side of a row: 2 row + (upper side). */
+FN Index choice_row(Index choice) { return choice >> 1; }
+FN double choice_bound(const Rows *s, Index choice) {
+    return choice & 1 ? s->high[choice >> 1] : s->low[choice >> 1];
+}
+
+/* List the sides that can be chosen beside the equalities, in order; how many. */
+FN Index list_choices(const Rows *s, Index *choices) {
+    Index count = 0;
+    for (Index i = 0; i < s->m; i++) {
+        if (s->equal[i] || s->squared[i] == 0.0) continue;
+        if (s->low[i] > -HUGE_VAL) choices[count++] = 2 * i;
+        if (s->high[i] < HUGE_VAL) choices[count++] = 2 * i + 1;
+    }
+    return count;
 }
 
 /* Walk through all sub-constraints. `best` and `size` describe a candidate known before, in walk.rows. With
@@ -29,7 +42,7 @@ FN Index walk_all(Work *work, Index minimal, double best, Index size) {
     const CaffnetTolerances *t = &work->t;
     const double *f = work->f, *g = work->g;
     double *y = work->y, norm = work->norm;
-    Index n = s->n, m = s->m, base = face->k, top = minimal < 0 ? n - base : minimal > 1 ? minimal : 1;
+    Index n = s->n, base = face->k, top = minimal < 0 ? n - base : minimal > 1 ? minimal : 1;
     /* The p-norm of a vector is at least this share of its length. */
     double share = norm <= 2.0 ? 1.0 : pow((double)n, (norm > 1e300 ? 0.0 : 1.0 / norm) - 0.5);
     double size_f = largest(f, n), margin = 4.0 * t->feasibility * larger(size_f, largest(g, n)), tie = 1.0 + t->tie;
@@ -51,24 +64,25 @@ FN Index walk_all(Work *work, Index minimal, double best, Index size) {
             size = 0;
         }
     }
-    Index choices = 0, depth = 0, count = 0;
-    for (Index i = m - 1; i >= 0; i--) {
-        walk->after[i] = choices;
-        choices += can_be_chosen(s, i);
+    Index *choices = face->violated, options = list_choices(s, choices), depth = 0;
+    uint32_t count = 0;
+    for (Index c = options - 1, row = -1, after = -1; c >= 0; c--) {
+        after += choice_row(choices[c]) != row;
+        row = choice_row(choices[c]);
+        walk->after[row] = after;
     }
     walk->option[0] = 0;
     walk->last[0] = -1;
     while (depth >= 0) {
         if ((++count & 1023) == 0 && work->cancel && *work->cancel) return n + 1;
         Index option = walk->option[depth];
-        if (option >= 2 * m || depth >= top) {
+        if (option >= options || depth >= top) {
             depth--;
             continue;
         }
         walk->option[depth] = option + 1;
-        Index i = option >> 1, side = 2 * (option & 1) - 1;
-        double bound = side > 0 ? s->high[i] : s->low[i];
-        if (s->equal[i] || s->squared[i] == 0.0 || !is_finite(bound)) continue;
+        Index i = choice_row(choices[option]), side = 2 * (choices[option] & 1) - 1;
+        double bound = choice_bound(s, choices[option]);
         const double *at_f = walk->f + (size_t)depth * (size_t)n;
         double gap = dot(s->A + (size_t)i * (size_t)n, at_f, n) - bound, reach = best * tie + margin;
         /* The step along the flat is at least the distance to the plane of the row: often enough without a direction. */
@@ -91,11 +105,11 @@ FN Index walk_all(Work *work, Index minimal, double best, Index size) {
         double *next_f = walk->f + (size_t)here * (size_t)n, *next_g = walk->g + (size_t)here * (size_t)n;
         copy(next_f, at_f, n);
         subtract(next_f, step, q, n);
-        copy(y, walk->g + (size_t)depth * (size_t)n, n);
-        slide(s, face, k, y);
-        copy(next_g, y, n);
-        /* Before y is refined, its distance is known up to `margin`. */
-        if ((minimal < 0 || here == 1 || here == minimal) && distance(y, f, n, norm) <= reach + margin) {
+        copy(next_g, walk->g + (size_t)depth * (size_t)n, n);
+        slide(s, face, k, next_g);
+        /* Before the candidate is refined, its distance is known up to `margin`. */
+        if ((minimal < 0 || here == 1 || here == minimal) && distance(next_g, f, n, norm) <= reach + margin) {
+            copy(y, next_g, n);
             slide(s, face, 0, y);
             double length = distance(y, f, n, norm);
             if (length <= best * tie && accepts(s, y, size_f, t)) {
@@ -115,7 +129,7 @@ FN Index walk_all(Work *work, Index minimal, double best, Index size) {
         /* LITE looks at the deepest level only: no use in a branch that has too few rows left to get there. */
         if (here < top && (minimal < 0 || here + walk->after[i] >= minimal)) {
             depth = here;
-            walk->option[depth] = 2 * (i + 1);
+            walk->option[depth] = option + (option + 1 < options && choice_row(choices[option + 1]) == i ? 2 : 1);
             walk->last[depth] = -1;
         }
     }
@@ -131,16 +145,16 @@ FN Index enumerate(Work *work, Index k, int lite) {
     double best = HUGE_VAL;
     if (lite) {
         restart(work);
-        for (Index i = 0; i < s->m; i++)
-            if (can_be_chosen(s, i)) add(s, face, i, 1, work->t.rank);
-        minimal = face->k - work->base;
+        Index options = list_choices(s, face->violated);
+        for (Index c = 0; c < options; c++) add(s, face, choice_row(face->violated[c]), 1, work->t.rank);
+        minimal = face->k - face->base;
     } else if (k >= 0) {
-        flat_point(s, face, work->g, work->y);
+        slide(s, face, 0, work->y); /* y is the projection of g, up to rounding */
         if (accepts(s, work->y, largest(work->f, n), &work->t)) {
             best = distance(work->y, work->f, n, work->norm);
-            size = k - work->base;
+            size = k - face->base;
             for (Index j = 0; j < size; j++) { /* in order */
-                Index row = face->rows[work->base + j], side = face->sides[work->base + j], place = j;
+                Index row = face->rows[face->base + j], side = face->sides[face->base + j], place = j;
                 for (; place > 0 && walk->rows[place - 1] > row; place--) {
                     walk->rows[place] = walk->rows[place - 1];
                     walk->sides[place] = walk->sides[place - 1];
