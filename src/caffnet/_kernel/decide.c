@@ -26,7 +26,7 @@ FN void slide_finely(const Rows *s, const Face *face, double *y) {
         Pair sum = {face->sides[j] > 0 ? -s->high[i] : -s->low[i], 0.0};
         for (Index c = 0; c < n; c++)
             if (a[c] != 0.0) sum = pair_add_product(sum, a[c], y[c]);
-        move(face, j, (sum.high + sum.low) / face->R[(size_t)j * (size_t)n + (size_t)j], y, n);
+        move(face, j, (sum.high + sum.low) * face->inverse[j], y, n);
     }
 }
 

@@ -43,6 +43,7 @@ FN size_t carve(Work *work, int64_t outputs, int64_t count, int search, void *me
         faces[c]->sides = INDICES(n + 1);
         faces[c]->multiplier = DOUBLES(n + 1);
         faces[c]->unit = INDICES(n + 1);
+        faces[c]->inverse = DOUBLES(n + 1);
         faces[c]->held = MARKS(m);
     }
     face->left = DOUBLES(m);

@@ -55,9 +55,9 @@ FN double remainder_of(const Rows *s, Index i, Face *face) {
 /* Add the row that remainder_of has just split. */
 FN void append(const Rows *s, Face *face, Index i, Index side, double left) {
     Index n = s->n, k = face->k, entries = 0, column = -1;
-    double length = sqrt(left), *q = face->Q + (size_t)k * (size_t)n;
+    double length = sqrt(left), inverse = 1.0 / length, *q = face->Q + (size_t)k * (size_t)n;
     for (Index j = 0; j < n; j++) {
-        q[j] = face->z[j] / length;
+        q[j] = face->z[j] * inverse;
         if (face->z[j] != 0.0) {
             entries++;
             column = j;
@@ -66,6 +66,7 @@ FN void append(const Rows *s, Face *face, Index i, Index side, double left) {
     face->unit[k] = entries == 1 ? column : -1;
     for (Index j = 0; j < k; j++) face->R[(size_t)j * (size_t)n + (size_t)k] = face->d[j];
     face->R[(size_t)k * (size_t)n + (size_t)k] = length;
+    face->inverse[k] = inverse;
     face->rows[k] = i;
     face->sides[k] = side;
     face->held[i] = (int8_t)side;
@@ -121,6 +122,7 @@ FN void drop(Face *face, Index place, Index n) {
             second[j] = cosine * bottom - sine * top;
         }
     }
+    for (Index c = place; c < k - 1; c++) face->inverse[c] = 1.0 / R[(size_t)c * (size_t)n + (size_t)c];
     face->k = k - 1;
 }
 
@@ -129,7 +131,10 @@ FN void in_rows(const Face *face, Index first, const double *d, double *r, Index
     Index k = face->k;
     for (Index j = k - 1; j >= first; j--) {
         const double *line = face->R + (size_t)j * (size_t)n;
-        r[j] = (d[j] - dot(line + j + 1, r + j + 1, k - j - 1)) / line[j];
+        Index far = j + 9 < k ? j + 9 : k;
+        double total = dot(line + far, r + far, k - far);
+        for (Index c = far - 1; c > j; c--) total += line[c] * r[c]; /* last what was computed last: nothing waits */
+        r[j] = (d[j] - total) * face->inverse[j];
     }
 }
 
@@ -138,7 +143,7 @@ FN void slide(const Rows *s, const Face *face, Index first, double *y) {
     for (Index j = first; j < face->k; j++) {
         Index i = face->rows[j];
         double bound = face->sides[j] > 0 ? s->high[i] : s->low[i];
-        move(face, j, (value_of(s, i, y) - bound) / face->R[(size_t)j * (size_t)s->n + (size_t)j], y, s->n);
+        move(face, j, (value_of(s, i, y) - bound) * face->inverse[j], y, s->n);
     }
 }
 
@@ -152,7 +157,7 @@ FN void flat_point(const Rows *s, Face *face, const double *g, double *y) {
     for (Index j = 0; j < k; j++) r[j] = face->sides[j] > 0 ? s->high[face->rows[j]] : s->low[face->rows[j]];
     for (Index j = 0; j < k; j++) { /* R' c = b */
         const double *line = face->R + (size_t)j * (size_t)n;
-        r[j] /= line[j];
+        r[j] *= face->inverse[j];
         subtract(r + j + 1, r[j], line + j + 1, k - j - 1);
     }
     for (Index j = 0; j < k; j++) move(face, j, -r[j], y, n);
@@ -170,6 +175,7 @@ FN void copy_face(const Rows *s, Face *to, const Face *from) {
         to->sides[j] = from->sides[j];
         to->multiplier[j] = from->multiplier[j];
         to->unit[j] = from->unit[j];
+        to->inverse[j] = from->inverse[j];
     }
     for (Index i = 0; i < s->m; i++) to->held[i] = from->held[i];
 }

@@ -52,6 +52,7 @@ typedef struct {
     Index k;
     double *Q;          /* (n, n) one direction per line */
     double *R;          /* (n, n) upper triangular */
+    double *inverse;    /* (n,) 1 / R_jj */
     Index *rows;        /* (n,) */
     Index *sides;       /* (n,) */
     double *multiplier; /* (n,) */

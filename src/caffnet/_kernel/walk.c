@@ -99,7 +99,7 @@ FN Index walk_all(Work *work, Index minimal, double best, Index size) {
         face->k = k + 1;
         face->sides[k] = side;
         const double *q = face->Q + (size_t)k * (size_t)n;
-        double step = gap / face->R[(size_t)k * (size_t)n + (size_t)k], squared = walk->squared[depth] + step * step;
+        double step = gap * face->inverse[k], squared = walk->squared[depth] + step * step;
         if (share * sqrt(squared) > reach) continue;
         walk->squared[here] = squared;
         double *next_f = walk->f + (size_t)here * (size_t)n, *next_g = walk->g + (size_t)here * (size_t)n;
