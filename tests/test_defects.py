@@ -230,9 +230,6 @@ def test_an_equality_far_from_a_huge_output(dtype: torch.dtype, size: float, sea
             assert within_promise(set, answer.value, f).all()
 
 
-@pytest.mark.xfail(
-    raises=InfeasibleError, strict=True, reason="an answer beyond the largest number is called INFEASIBLE"
-)
 @pytest.mark.parametrize("strict", [False, True], ids=["", "strict"])
 @pytest.mark.parametrize(("dtype", "size"), [(torch.float64, 1.7e308), (torch.float32, 3e38)], ids=["double", "single"])
 def test_a_projection_beyond_the_largest_number(dtype: torch.dtype, size: float, strict: bool):
@@ -295,3 +292,54 @@ def test_strict_in_sets_as_thin_as_rounding(dtype: torch.dtype, width: int, sear
         exact = holds_exactly(set, answer.value.nan_to_num(1e9))
         assert (exact | (answer.status >= Status.WITHIN_TOL)).all()  # what is not exact says so
         assert exact[solvable].float().mean() >= (1.0 if width >= 16 else 0.95)
+
+
+# ------------------------------------------------------------------------------------------------ what fuzzing found
+
+
+@pytest.mark.parametrize("none", [1e20, 1e30, 1e300], ids=str)
+def test_a_huge_bound_that_means_none_does_not_loosen_the_other_side(none: float):
+    """1e20 is how solvers write "no bound": what rounding explains is judged by the bound that is exceeded."""
+    set = AffineSet([[3.0, 1.0]], [0.5], [none])
+    answer = project(torch.zeros(1, 2, dtype=torch.float64), set)
+    torch.testing.assert_close(answer.value, torch.tensor([[0.15, 0.05]], dtype=torch.float64))
+    assert not set.contains([0.0, 0.0]) and set.contains(answer.value)
+    graph = torch.export.export(CAffine(set.to(torch.float64)), (torch.zeros(1, 2, dtype=torch.float64),)).module()
+    torch.testing.assert_close(graph(torch.zeros(1, 2, dtype=torch.float64)), answer.value)
+
+
+def test_a_row_with_one_large_and_one_tiny_entry_is_no_bound_of_one_output():
+    """2^100 y_1 + y_4 = 0: the tiny entry is lost in |a|_1 and |a|_2, but it is there."""
+    A = torch.tensor([[2.0**100, 0, 0, 1.0], [0, -4, -4, -4]], dtype=torch.float64)
+    set = AffineSet(A, [0.0, -INF], [0.0, -1.0])
+    value = project(torch.full((4,), -4.0, dtype=torch.float64), set).value
+    torch.testing.assert_close(value[1:], torch.full((3,), 1 / 12, dtype=torch.float64))
+
+
+def test_a_row_of_zeros_that_excludes_every_point_does_so_for_any_f():
+    set = AffineSet.inequality([[0.0, 0.0]], [-1.0])
+    with pytest.raises(InfeasibleError):
+        project(torch.tensor([[1e62, 0.0]], dtype=torch.float64), set)
+
+
+@pytest.mark.parametrize("A", [[[5e-324, 0.0]], [[5e-324, 5e-324]]], ids=["bound", "row"])
+def test_a_set_that_begins_beyond_the_largest_number_is_infeasible_with_a_proof(A: list):
+    with pytest.raises(InfeasibleError) as caught:
+        project(torch.full((1, 2), -4.0, dtype=torch.float64), AffineSet(A, [1.0]))
+    (conflict,) = caught.value.conflicts
+    assert conflict.rows == (0,) and conflict.proven and conflict.radius > 1.7e308
+
+
+def test_strict_is_no_excuse_for_equalities_that_contradict_each_other():
+    third = 0.1 + 0.2  # not 3 * 0.1: parallel but for rounding, so there is no proof either
+    set = AffineSet.equality([[-4.0, -4.0, 0.1], [-12.0, -12.0, third]], [0.0, 1.0])
+    answer = project(torch.tensor([[0.0, 0.0, -4.0]], dtype=torch.float64), set, strict=True, on_infeasible="nearest")
+    assert answer.violation.item() > 0.1 and answer.status.item() in (Status.WITHIN_TOL, Status.INFEASIBLE)
+
+
+def test_an_exact_conflict_is_found_beside_rows_that_are_parallel_but_for_rounding():
+    a = [0.1, -4.0, -4.0]
+    set = AffineSet([a, a, [0.3, -12.0, -12.0]], [0.03125, -INF, -INF], [0.03125, 0.0, 0.0]).to(torch.float32)
+    answer = project(torch.tensor([[-4.0, -4.0, 0.0]]), set, on_infeasible="nearest")
+    assert answer.status.item() == Status.INFEASIBLE
+    assert answer.violation.item() < 0.1 and answer.value.abs().max() < 100

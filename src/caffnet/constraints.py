@@ -288,11 +288,13 @@ class AffineSet:
     def contains(self, y: ArrayLike) -> Tensor:
         """Whether `y` is in the set up to rounding, ``(...)``: within the tolerance that the layer promises."""
         here, point = self._facing(y)
-        finite = [torch.where(b.isfinite(), b.abs(), 0.0) for b in (here.lower, here.upper)]
+        value = (here.A @ point.unsqueeze(-1)).squeeze(-1)
         row = here.A.abs().sum(-1)  # |a_i|_1
         size = 2 * row * point.abs().amax(-1, keepdim=True) if self.n else 0 * row
-        allowed = tolerance.feasibility(here.dtype, self.n) * (size + torch.maximum(*finite))
-        return (here.violation(point) <= allowed + tolerance.underflow(here.dtype)).all(-1)
+        share = tolerance.feasibility(here.dtype, self.n)
+        above = value - here.upper - share * here.upper.abs()
+        below = here.lower - value - share * here.lower.abs()
+        return (torch.maximum(above, below) <= share * size + tolerance.underflow(here.dtype)).all(-1)
 
     def _facing(self, y: ArrayLike) -> tuple[AffineSet, Tensor]:
         """The set and the point in one number type."""

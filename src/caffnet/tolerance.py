@@ -77,7 +77,7 @@ def fine_rank(n: int) -> float:
 #: A proof that a set is empty must reach to points of 1 / EMPTY times the size of the data. Its multipliers are
 #: rounded, so it shows that no point within some radius satisfies the rows: infinite where the data cancel exactly,
 #: else about 1e16 times the gap. Rows that are parallel but for the rounding of 0.1 and 0.3 meet far beyond any answer.
-EMPTY = 2.0**-30
+EMPTY = 2.0**-20
 
 
 def optimal(dtype: torch.dtype) -> float:

@@ -21,7 +21,7 @@ HERE = Path(__file__).parent
 NAMES = {"win32": "caffnet.dll", "darwin": "libcaffnet.dylib"}
 LIBRARY = HERE / NAMES.get(sys.platform, "libcaffnet.so")
 # Products are not fused and sums not reordered: the bits do not depend on the compiler.
-FLAGS = ["-std=c11", "-O3", "-fPIC", "-fvisibility=hidden"]
+FLAGS = ["-std=c11", "-O3", "-fPIC", "-fvisibility=hidden", "-Werror=implicit-function-declaration"]
 FLAGS += ["-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]
 VECTORS = {"avx2": ["-mavx2", "-mfma"], "avx512": ["-mavx512f", "-mavx512dq", "-mavx512vl", "-mfma"]}
 

@@ -8,13 +8,13 @@
    infeasible  least violation; INFEASIBLE only with a proof that holds in exact arithmetic */
 #include "internal.h"
 
-/* The point in the user's numbers: what will be returned. */
+/* The point in the user's numbers: what will be returned. Beyond the largest of them it stays as it is. */
 FN void round_point(const Work *work, double *y) {
-    const Rows *s = &work->rows;
-    if (work->single)
-        for (Index j = 0; j < s->n; j++) y[j] = (double)(float)y[j];
-    else if (s->shift != 0)
-        for (Index j = 0; j < s->n; j++) y[j] = ldexp(ldexp(y[j], -s->shift), s->shift);
+    Index shift = work->rows.shift;
+    for (Index j = 0; j < work->rows.n && (work->single || shift != 0); j++) {
+        double number = rounded(times_power(y[j], -shift), work->single);
+        if (is_finite(number)) y[j] = times_power(number, shift);
+    }
 }
 
 /* Move y onto the rows of the face with residuals of twice the digits, which a nearly dependent face needs. */
@@ -149,8 +149,20 @@ FN void restore_bounds(Work *work) {
     for (Index i = 0; i < work->rows.m; i++) {
         work->rows.low[i] = work->low[i];
         work->rows.high[i] = work->high[i];
-        note_bounds(&work->rows, i);
+        work->rows.equal[i] = work->low[i] == work->high[i];
     }
+}
+
+/* Keep the point and its rows, while another one is looked for. */
+FN void keep_answer(Work *work) {
+    copy(work->ordinary, work->y, work->rows.n);
+    for (Index i = 0; i < work->rows.m; i++) work->stood[i] = work->face.held[i];
+}
+
+FN void restore_answer(Work *work) {
+    copy(work->y, work->ordinary, work->rows.n);
+    for (Index i = 0; i < work->rows.m; i++) work->face.held[i] = work->stood[i];
+    work->ready = 0; /* the marks of the face are not those of its factors */
 }
 
 /* Prove with the conflict in work->conflict that no point of a reasonable size satisfies the rows. */
@@ -167,8 +179,12 @@ FN int least_violation(Work *work, int strict, CaffnetProof *proof) {
     Rows *s = &work->rows;
     Face *face = &work->face;
     Index n = s->n, row = impossible_row(work);
-    int never = row >= 0 && (work->low[row] == HUGE_VAL || work->high[row] == -HUGE_VAL);
-    double relax = 0.0;
+    int never = row >= 0 && excludes_all(work, row);
+    double relax = 0.0, miss = 0.0;
+    if (row >= 0) {
+        double low = work->low[row], high = work->high[row];
+        miss = low > high ? high - low : low > 0.0 ? -low : high;
+    }
     for (Index i = 0; i < s->m; i++) {
         Index exponent = s->exponent[i] + s->shift;
         work->unit[i] = ldexp(1.0, exponent > 1000 ? 1000 : exponent);
@@ -186,19 +202,14 @@ FN int least_violation(Work *work, int strict, CaffnetProof *proof) {
         round_point(work, work->y);
     }
     restore_bounds(work);
-    if (never) {
-        proof->gap = -HUGE_VAL;
-        proof->radius = HUGE_VAL;
-    } else {
+    if (!never) {
         int state = check(s, work->y, largest(work->y, n), face->held, 0, &work->t);
         if (state != REJECTED && !strict) return CAFFNET_WITHIN_TOL;
         if ((row < 0 || relax > least) && proven_empty(work, proof)) return CAFFNET_INFEASIBLE;
         if (row < 0) return CAFFNET_WITHIN_TOL;
-        proof->gap = work->low[row] > work->high[row] ? work->high[row] - work->low[row]
-                     : work->low[row] > 0.0           ? -work->low[row]
-                                                      : work->high[row];
-        proof->radius = HUGE_VAL;
     }
+    proof->gap = miss;
+    proof->radius = HUGE_VAL;
     for (Index i = 0; i < s->m; i++) work->conflict[i] = 0.0; /* that row alone */
     work->conflict[row] = 1.0;
     return CAFFNET_INFEASIBLE;
@@ -226,6 +237,63 @@ FN int is_representable(const Work *work) {
     return 1;
 }
 
+/* Answer a sample that no search could answer: INFEASIBLE with a proof, else the point of least violation. Where that
+   is not yet its own projection, it is projected again, until it is. */
+FN int approach(Work *work, int strict, CaffnetProof *proof) {
+    const Rows *s = &work->rows;
+    int state = least_violation(work, strict, proof);
+    if (state == CAFFNET_WITHIN_TOL && work->t.rank > work->t.fine_rank &&
+        check(s, work->y, largest(work->y, s->n), NULL, 0, &work->t) == REJECTED) {
+        /* Rows that seem parallel in the digits of float32 meet far away, or exclude each other there. */
+        double rank = work->t.rank;
+        keep_answer(work);
+        work->t.rank = work->t.fine_rank;
+        work->ready = 0;
+        state = project(work, CAFFNET_ACTIVE, NULL);
+        int far = state != CONFLICT && state != REJECTED;
+        int empty = !far && (least_violation(work, strict, proof) == CAFFNET_INFEASIBLE || proven_empty(work, proof));
+        work->t.rank = rank;
+        work->ready = 0;
+        if (!far) restore_answer(work);
+        state = empty ? CAFFNET_INFEASIBLE : CAFFNET_WITHIN_TOL;
+        if (far || empty) return state;
+    }
+    for (int again = 0; again < 8 && state == CAFFNET_WITHIN_TOL; again++) {
+        if (check(s, work->y, largest(work->y, s->n), NULL, 0, &work->t) != REJECTED) break;
+        copy(work->f, work->y, s->n);
+        copy(work->g, work->y, s->n);
+        state = project(work, CAFFNET_ACTIVE, NULL);
+        if (state == CONFLICT || state == REJECTED) state = least_violation(work, strict, proof);
+    }
+    return state == CAFFNET_PROJECTED ? CAFFNET_WITHIN_TOL : state;
+}
+
+/* Answer a sample whose nearest point is beyond the largest number: alternate between the numbers and the set. That
+   ends at a point of both, or at two points that separate them: with the multipliers of y, every point y' of the set
+   satisfies (g - y) y' <= (g - y) y, and INFEASIBLE is proven once no number is large enough for that. */
+FN int into_range(Work *work, CaffnetProof *proof) {
+    const Rows *s = &work->rows;
+    Face *face = &work->face;
+    double limit = largest_number(work), scaled = times_power(limit, s->shift);
+    for (int again = 0; again < 200 && !is_representable(work); again++) {
+        for (Index i = 0; i < s->m; i++) work->conflict[i] = work->fine[i] = 0.0;
+        for (Index i = 0; s->boxed && i < s->m; i++) {
+            Index j = s->plain[i];
+            if (face->held[i] != 0) work->conflict[i] = s->A[(size_t)i * (size_t)s->n + (size_t)j] * (work->g[j] - work->y[j]);
+        }
+        if (!s->boxed) multipliers(s, face, 0, work->g, work->y);
+        for (Index j = 0; !s->boxed && j < face->k; j++)
+            work->conflict[face->rows[j]] = face->multiplier[j] * (double)face->sides[j];
+        *proof = prove(work);
+        if (proof->gap < 0.0 && times_power(proof->radius, -s->shift) > limit) return CAFFNET_INFEASIBLE;
+        for (Index j = 0; j < s->n; j++) work->f[j] = work->g[j] = larger(smaller(work->y[j], scaled), -scaled);
+        int state = project(work, CAFFNET_ACTIVE, NULL);
+        if (state == CONFLICT || state == REJECTED) state = approach(work, 0, proof);
+        if (state == CAFFNET_INFEASIBLE) return state;
+    }
+    return CAFFNET_WITHIN_TOL;
+}
+
 FN void write_value(const CaffnetBatch *batch, int64_t b, const Work *work) {
     double limit = largest_number(work);
     for (Index j = 0; j < work->rows.n; j++)
@@ -246,14 +314,12 @@ FN int strictly_inside(const CaffnetBatch *batch, int64_t b, Work *work, double 
    work->y and face.held are those of the ordinary answer again. */
 FN int step_inside(const CaffnetBatch *batch, int64_t b, Work *work, int search) {
     Rows *s = &work->rows;
-    Face *face = &work->face;
-    Index n = s->n;
-    double size = largest(work->y, n), reach = larger(size, largest(work->f, n));
-    copy(work->ordinary, work->y, n);
+    double size = largest(work->y, s->n), reach = larger(size, largest(work->f, s->n));
+    keep_answer(work);
     for (Index i = 0; i < s->m; i++) {
-        work->stood[i] = face->held[i];
+        double bound = bound_at(s, i, value_of(s, i, work->y));
         int exact = s->equal[i] || s->squared[i] == 0.0 || s->plain[i] >= 0; /* no inside, or no rounding */
-        work->unit[i] = exact ? 0.0 : work->t.margin * (size + s->size[i]) + work->t.underflow;
+        work->unit[i] = exact || !is_finite(bound) ? 0.0 : work->t.margin * (size + bound) + work->t.underflow;
     }
     for (int factor = 1; factor <= 64 && !s->boxed; factor *= 4) {
         double relax = -(double)factor;
@@ -268,9 +334,7 @@ FN int step_inside(const CaffnetBatch *batch, int64_t b, Work *work, int search)
         if (state != REJECTED && state != CONFLICT && strictly_inside(batch, b, work, reach)) return 1;
     }
     restore_bounds(work);
-    copy(work->y, work->ordinary, n);
-    for (Index i = 0; i < s->m; i++) face->held[i] = work->stood[i];
-    work->ready = 0;
+    restore_answer(work);
     return 0;
 }
 
@@ -333,37 +397,10 @@ FN int try_compromise(const CaffnetBatch *batch, int64_t b, Work *work) {
     return 1;
 }
 
-/* Answer a sample that no search could answer: INFEASIBLE with a proof, else the point of least violation. Where that
-   is not yet its own projection, it is projected again, until it is. */
-FN int approach(Work *work, int strict, CaffnetProof *proof) {
-    const Rows *s = &work->rows;
-    int state = least_violation(work, strict, proof);
-    if (state == CAFFNET_WITHIN_TOL && work->t.rank > work->t.fine_rank &&
-        check(s, work->y, largest(work->y, s->n), NULL, 0, &work->t) == REJECTED) {
-        /* Not empty, but for the digits of float32: rows that seem parallel in them meet far away. */
-        double rank = work->t.rank;
-        work->t.rank = work->t.fine_rank;
-        work->ready = 0;
-        state = project(work, CAFFNET_ACTIVE, NULL);
-        work->t.rank = rank;
-        work->ready = 0;
-        if (state != CONFLICT && state != REJECTED) return CAFFNET_WITHIN_TOL;
-        state = least_violation(work, strict, proof);
-    }
-    for (int again = 0; again < 8 && state == CAFFNET_WITHIN_TOL; again++) {
-        if (check(s, work->y, largest(work->y, s->n), NULL, 0, &work->t) != REJECTED) break;
-        copy(work->f, work->y, s->n);
-        copy(work->g, work->y, s->n);
-        state = project(work, CAFFNET_ACTIVE, NULL);
-        if (state == CONFLICT || state == REJECTED) state = least_violation(work, strict, proof);
-    }
-    return state == CAFFNET_PROJECTED ? CAFFNET_WITHIN_TOL : state;
-}
-
-/* Whether the answer in work->y holds exactly, or can be moved inside so that it does. */
+/* Whether the answer in work->y holds exactly (equalities up to rounding), or can be moved inside so that it does. */
 FN int holds_strictly(const CaffnetBatch *batch, int64_t b, Work *work, int search) {
-    write_value(batch, b, work);
-    return holds_exactly(batch, b, batch->value, b * batch->n) || step_inside(batch, b, work, search);
+    double size = larger(largest(work->y, work->rows.n), largest(work->f, work->rows.n));
+    return strictly_inside(batch, b, work, size) || step_inside(batch, b, work, search);
 }
 
 /* Write the answer under `strict`: moved inside, or the ordinary one. Where no point was found that holds exactly, the
@@ -416,11 +453,7 @@ FN int decide(const CaffnetBatch *batch, int64_t b, Work *work, CaffnetProof *pr
     if (state == CONFLICT || state == REJECTED) state = approach(work, (int)batch->strict, proof);
     else if (search == CAFFNET_PAPER && (batch->w || work->norm != 2.0) && try_compromise(batch, b, work))
         return batch->status[b];
-    if (state != CAFFNET_INFEASIBLE && !is_representable(work)) { /* the answer is no number of the user's type */
-        state = CAFFNET_INFEASIBLE;
-        proof->gap = proof->radius = 0.0;
-        for (Index i = 0; i < s->m; i++) work->conflict[i] = 0.0;
-    }
+    if (state != CAFFNET_INFEASIBLE && !is_representable(work)) state = into_range(work, proof);
     if (batch->strict && state != CAFFNET_INFEASIBLE) {
         state = write_strictly(batch, b, work, search == CAFFNET_PAPER ? CAFFNET_FULL : search, proof);
         /* Where no point holds exactly, one that holds up to rounding stays where it is. */

@@ -14,8 +14,10 @@
 
 /* Whether every row holds up to `share` of the size of the numbers. */
 FN int accepts_coarsely(const Rows *s, const double *y, double size, double share, const CaffnetTolerances *t) {
-    for (Index i = 0; i < s->m; i++)
-        if (!(excess_of(s, i, value_of(s, i, y)) <= share * (size + s->size[i]) + t->underflow)) return 0;
+    for (Index i = 0; i < s->m; i++) {
+        double value = value_of(s, i, y);
+        if (!(excess_of(s, i, value) <= share * (size + bound_at(s, i, value)) + t->underflow)) return 0;
+    }
     return 1;
 }
 
@@ -64,7 +66,7 @@ FN Index most_violated(const Rows *s, Face *face, const double *y, double size, 
             Index i = all ? e : face->violated[e];
             if (face->held[i] != 0) continue; /* an equality that is not held depends on the others */
             double value = value_of(s, i, y), excess = excess_of(s, i, value);
-            if (excess > free + fine * s->size[i]) {
+            if (excess > free + fine * bound_at(s, i, value)) {
                 face->violated[left_over++] = i;
                 excess *= excess;
                 if (excess > (1.0 + t->tie) * worst * s->squared[i]) { /* of equal rows the first */
@@ -156,7 +158,7 @@ FN Index dual(Work *work, const double *g, double *y, const int8_t *start, doubl
         Index p = most_violated(s, face, y, size, fine, t, &waiting, &at);
         if (p < 0) return face->k;
         /* The row violated most is the farthest; others may exceed their own allowance, so all are asked. */
-        if (coarse > 0.0 && !settled && excess_of(s, p, at) <= coarse * (size + s->size[p]) + t->underflow &&
+        if (coarse > 0.0 && !settled && excess_of(s, p, at) <= coarse * (size + bound_at(s, p, at)) + t->underflow &&
             accepts_coarsely(s, y, size, coarse, t)) {
             settled = 1;
             rounds = face->k == n ? 4 : n + 10; /* at a vertex there is little left to gain */

@@ -34,7 +34,6 @@ FN size_t carve(Work *work, int64_t outputs, int64_t count, int search, void *me
     s->plain = INDICES(m);
     s->low = DOUBLES(m);
     s->high = DOUBLES(m);
-    s->size = DOUBLES(m);
     s->equal = MARKS(m);
     Face *face = &work->face;
     Face *faces[3] = {face, &work->saved, &work->first};

@@ -27,7 +27,7 @@ FN int touches(const Work *work, Index i, int side, double value, double free, c
     const Rows *s = &work->rows;
     if (s->equal[i] || active[i] == side) return 1; /* whatever the distance: `strict` stops short of its rows */
     double bound = side > 0 ? s->high[i] : s->low[i];
-    return fabs(value - bound) <= free + work->t.feasibility * s->size[i];
+    return is_finite(bound) && fabs(value - bound) <= free + work->t.feasibility * fabs(bound);
 }
 
 /* p = -(the projection of -v on the tangent cone at y), which replaces p = N v; N v stays where rounding is in the way. */

@@ -15,7 +15,7 @@ FN void relax_rows(Work *work, double relax) {
         s->high[i] = work->high[i] + amount;
         if (s->low[i] > s->high[i] && work->low[i] <= work->high[i]) /* drawn in beyond the middle */
             s->low[i] = s->high[i] = work->low[i] + 0.5 * (work->high[i] - work->low[i]);
-        note_bounds(s, i);
+        s->equal[i] = s->low[i] == s->high[i];
     }
 }
 
@@ -116,14 +116,18 @@ FN CaffnetProof prove(const Work *work) {
     return proof;
 }
 
-/* Multipliers for a row whose own bounds exclude each other, or exclude every point; -1 if there is none. */
+/* Whether row i excludes every point: 0 y within bounds that exclude 0, or a bound at the wrong infinity. */
+FN int excludes_all(const Work *work, Index i) {
+    double low = work->low[i], high = work->high[i];
+    return low == HUGE_VAL || high == -HUGE_VAL || (work->rows.squared[i] == 0.0 && (low > 0.0 || high < 0.0));
+}
+
+/* A row that excludes every point, or else one whose bounds exclude each other; -1 if there is none. */
 FN Index impossible_row(const Work *work) {
-    for (Index i = 0; i < work->rows.m; i++) {
-        double low = work->low[i], high = work->high[i];
-        if (low > high || low == HUGE_VAL || high == -HUGE_VAL) return i;
-        if (work->rows.squared[i] == 0.0 && (low > 0.0 || high < 0.0)) return i;
-    }
-    return -1;
+    Index row = -1;
+    for (Index i = work->rows.m - 1; i >= 0; i--)
+        if (excludes_all(work, i) || (work->low[i] > work->high[i] && (row < 0 || !excludes_all(work, row)))) row = i;
+    return row;
 }
 
 /* Find the least relaxation from `relax` on at which the rows meet, and the projection of g on them: the number of rows

@@ -40,7 +40,6 @@ typedef struct {
     Index *columns;    /* (m, n / 4) which ones, where they are fewer */
     Index *plain;      /* (m,) the output of a row that reads +-y_j, else -1 */
     double *low, *high; /* (m,) bounds, scaled likewise; what is searched */
-    double *size;      /* (m,) the larger magnitude of the finite bounds */
     int8_t *equal;     /* (m,) both bounds are the same */
     Index shift;       /* f, g and the bounds are times 2^shift: 0 but for the largest and smallest numbers */
     int boxed;         /* all rows are plain */

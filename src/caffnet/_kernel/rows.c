@@ -3,7 +3,7 @@
    Row i is multiplied by a power of two so that 1 <= |a_i|_1 < 2. That is exact, so the set does not change, and
    afterwards one number says how large an error in a_i y - b_i rounding can explain:
 
-     t.feasibility * (|y|_inf + |f|_inf + |b_i|).
+     t.feasibility * (|y|_inf + |f|_inf + |b_i|),   b_i the bound that is exceeded.
 
    The numbers of a sample are brought into a range in which they can be squared, by one more power of two: `shift`. */
 #include "internal.h"
@@ -63,9 +63,15 @@ FN int scale_row(const void *source, int64_t place, int single, Rows *s, Index i
             }
         if (e <= n / 4) s->entries[i] = e;
     }
-    if (size == 1.0 && squared == 1.0) /* one entry, of size 1 */
+    if (size == 1.0 && squared == 1.0) { /* one entry, of size 1, if the others are not too small to be seen here */
+        Index count = 0;
         for (Index j = 0; j < n; j++)
-            if (a[j] != 0.0) s->plain[i] = j;
+            if (a[j] != 0.0) {
+                count++;
+                s->plain[i] = j;
+            }
+        if (count > 1) s->plain[i] = -1;
+    }
     s->boxed = s->boxed && s->plain[i] >= 0;
     return 1;
 }
@@ -76,13 +82,6 @@ FN int scale_matrix(const CaffnetBatch *batch, int64_t b, Rows *s) {
     for (Index i = 0; i < s->m; i++)
         if (!scale_row(batch->A, b * batch->A_step + (int64_t)i * s->n, (int)batch->single, s, i)) return 0;
     return 1;
-}
-
-/* Find out what the bounds of a row are after scaling and relaxing; sets size and equal. */
-FN void note_bounds(Rows *s, Index i) {
-    double low = s->low[i], high = s->high[i];
-    s->size[i] = larger(is_finite(low) ? fabs(low) : 0.0, is_finite(high) ? fabs(high) : 0.0);
-    s->equal[i] = low == high;
 }
 
 FN double scale_bound(const Rows *s, Index i, double bound) {
@@ -155,7 +154,7 @@ FN int load_sample(const CaffnetBatch *batch, int64_t b, Work *work) {
         if (s->squared[i] == 0.0 && state == CAFFNET_INSIDE && (s->low[i] > 0.0 || s->high[i] < 0.0)) state = CONFLICT;
         work->low[i] = s->low[i];
         work->high[i] = s->high[i];
-        note_bounds(s, i);
+        s->equal[i] = s->low[i] == s->high[i];
     }
     return state;
 }
@@ -163,17 +162,24 @@ FN int load_sample(const CaffnetBatch *batch, int64_t b, Work *work) {
 /* How far row i is exceeded at a value of a_i y; negative: room left. */
 FN double excess_of(const Rows *s, Index i, double value) { return larger(value - s->high[i], s->low[i] - value); }
 
+/* The size of the bound that this value exceeds, or is nearer to. */
+FN double bound_at(const Rows *s, Index i, double value) {
+    return fabs(value - s->high[i] > s->low[i] - value ? s->high[i] : s->low[i]);
+}
+
 /* Whether every row holds up to rounding at y, when it was computed from numbers of size `start`. */
 FN int accepts(const Rows *s, const double *y, double start, const CaffnetTolerances *t) {
     double free = t->feasibility * largest(y, s->n) + t->feasibility * start + t->underflow;
-    for (Index i = 0; i < s->m; i++)
-        if (!(excess_of(s, i, value_of(s, i, y)) <= free + t->feasibility * s->size[i])) return 0;
+    for (Index i = 0; i < s->m; i++) {
+        double value = value_of(s, i, y);
+        if (!(excess_of(s, i, value) <= free + t->feasibility * bound_at(s, i, value))) return 0;
+    }
     return 1;
 }
 
 /* The worth of a point y that stands on the rows `held` (or NULL): REJECTED if a row is exceeded by more than rounding
-   explains at numbers of size |y| + start, or a bound of one output at all while bounds are `firm`; WITHIN_TOL if a row
-   that is not in `held` is exceeded at all, else INSIDE. */
+   explains at numbers of size |y| + start, or a row of zeros at all, or a bound of one output while bounds are `firm`;
+   WITHIN_TOL if a row that is not in `held` is exceeded at all, else INSIDE. */
 FN int check(const Rows *s, const double *y, double start, const int8_t *held, int firm, const CaffnetTolerances *t) {
     double free = t->feasibility * largest(y, s->n) + t->feasibility * start + t->underflow;
     int state = CAFFNET_INSIDE;
@@ -181,7 +187,8 @@ FN int check(const Rows *s, const double *y, double start, const int8_t *held, i
         double value = value_of(s, i, y), above = value - s->high[i], below = s->low[i] - value;
         double excess = larger(above, below);
         if (excess > 0.0) {
-            if (!(excess <= free + t->feasibility * s->size[i]) || (firm && s->plain[i] >= 0)) return REJECTED;
+            int exact = s->squared[i] == 0.0 || (firm && s->plain[i] >= 0);
+            if (exact || !(excess <= free + t->feasibility * bound_at(s, i, value))) return REJECTED;
             int side = above > 0.0 ? 1 : -1;
             if (!held || (held[i] != side && !(s->equal[i] && held[i] != 0))) state = CAFFNET_WITHIN_TOL;
         } else if (!(excess <= 0.0)) return REJECTED;

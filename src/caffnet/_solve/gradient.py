@@ -147,13 +147,12 @@ def _cone(p: Problem, found: Answer, here: Tensor) -> tuple[Tensor, Tensor, Tens
     value = dot(scaled, y.unsqueeze(-2))
     n = y.shape[-1]
     share = tolerance.feasibility(y.dtype, n)
-    size = torch.maximum(*(torch.where(t.isfinite(), t.abs(), 0.0) for t in (lower, upper)))
     largest = y.abs().amax(-1, keepdim=True) if n else y.new_zeros(*y.shape[:-1], 1)
-    allowed = 2 * share * largest + share * size + tolerance.underflow(y.dtype)
+    allowed = 2 * share * largest + tolerance.underflow(y.dtype)
     equal = lower == upper
     # The rows of γ are active whatever the distance: `strict` stops short of them.
-    below = equal | ((value - lower).abs() <= allowed) | (found.active < 0)
-    above = equal | ((value - upper).abs() <= allowed) | (found.active > 0)
+    below = equal | ((value - lower).abs() - share * lower.abs() <= allowed) | (found.active < 0)
+    above = equal | ((value - upper).abs() - share * upper.abs() <= allowed) | (found.active > 0)
     zero = torch.zeros_like(value)
     return A, torch.where(below, zero, -math.inf), torch.where(above, zero, math.inf)
 

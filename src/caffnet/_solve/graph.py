@@ -212,10 +212,10 @@ def _accepts(rows: _Rows, y: Tensor, start: Tensor) -> Tensor:
     """Whether `y`, computed from `start`, satisfies every row up to rounding, ``(B,)``."""
     share = tolerance.feasibility(y.dtype, y.shape[-1])
     value = y @ rows.A.mT if rows.A.ndim == 2 else (rows.A @ y.unsqueeze(-1)).squeeze(-1)
-    excess = torch.maximum(value - rows.upper, rows.lower - value)
-    bound = torch.maximum(*(torch.where(t.abs() < math.inf, t.abs(), 0.0) for t in (rows.lower, rows.upper)))
-    allowed = share * _largest(y) + share * _largest(start) + share * bound + tolerance.underflow(y.dtype)
-    return (excess <= allowed).all(-1)
+    above = value - rows.upper - share * rows.upper.abs()
+    below = rows.lower - value - share * rows.lower.abs()
+    allowed = share * _largest(y) + share * _largest(start) + tolerance.underflow(y.dtype)
+    return (torch.maximum(above, below) <= allowed).all(-1)
 
 
 def _clamp(rows: _Rows, y: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ side of
 
 vanish for every ``y`` while the right side is negative, then no ``y`` satisfies all rows. The kernel finds such numbers
 and checks both sums with bounds on their own rounding. Where the left side is not exactly zero but ``r y``, no point
-with ``|y|_inf < |gap| / |r|_1`` satisfies the rows: a sample is INFEASIBLE only if that radius is a billion times the
+with ``|y|_inf < |gap| / |r|_1`` satisfies the rows: a sample is INFEASIBLE only if that radius is a million times the
 size of its data (`tolerance.EMPTY`) or more.
 """
 
