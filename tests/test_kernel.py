@@ -67,7 +67,7 @@ def batch_of_sets(seed: int, samples: int, m: int, n: int, dtype: torch.dtype = 
 
 def problem_of(f: Tensor, set: AffineSet, w: Tensor | None = None) -> Problem:
     """The data of a batch as the kernel and the enumeration take them."""
-    return Problem(f, w, set.A, set.lower, set.upper, set.row_kinds, None, tuple(f.shape[:-1]))
+    return Problem(f, w, set.A, set.lower, set.upper, set.metric, set.row_kinds, None, tuple(f.shape[:-1]))
 
 
 # ------------------------------------------------------------------------------------------------ the enumeration
@@ -630,7 +630,7 @@ def test_high_norms_of_small_and_large_numbers(norm: float, size: float):
     set = AffineSet.inequality(A, 0.0)
     answer = project(f, set, w, norm=norm, search="full")
     bounds = set.upper.expand(20, 3)
-    problem = Problem(f, w, set.A, torch.full_like(bounds, -torch.inf), bounds, set.row_kinds, None, (20,))
+    problem = Problem(f, w, set.A, torch.full_like(bounds, -torch.inf), bounds, None, set.row_kinds, None, (20,))
     expected = graph.solve(problem, Options(search="full", norm=norm))
     lengths = [(found.value - f).abs().amax(-1) for found in (answer, expected)]
     torch.testing.assert_close(lengths[0], lengths[1], rtol=1e-6, atol=0)
@@ -814,7 +814,7 @@ def compile_kernel(folder: Path, *changes: tuple[str, str, str]) -> ctypes.CDLL:
     return declare(ctypes.CDLL(str(target)))
 
 
-def random_call(seed: int) -> tuple[Problem, Options, Tensor | None, Tensor]:
+def random_call(seed: int, metrics: bool = True) -> tuple[Problem, Options, Tensor | None, Tensor]:
     """A small batch of any kind: every search and option, equalities, boxes, copies of rows, empty sets, NaN."""
     random = np.random.default_rng(seed)
     search = str(random.choice(["full", "lite", "active", "paper"]))
@@ -851,20 +851,27 @@ def random_call(seed: int) -> tuple[Problem, Options, Tensor | None, Tensor]:
     told = str(random.choice(["nearest", "nan"]))
     options = Options(search, norm, bool(random.random() < 0.4), told, gradient)
     start = torch.as_tensor(random.integers(-1, 2, (samples, m)), dtype=torch.int8) if random.random() < 0.3 else None
-    return Problem(*tensors, kinds, None, (samples,)), options, start, torch.as_tensor(v).to(dtype)
+    metric = None
+    if metrics and search != "paper" and norm == 2 and random.random() < 0.5:
+        root = random.normal(size=(samples, n, n))
+        metric = torch.as_tensor(root @ root.swapaxes(1, 2) + 0.1 * np.eye(n)).to(dtype)
+        metric = metric if random.random() < 0.6 else metric.diagonal(dim1=-2, dim2=-1).unsqueeze(-2).contiguous()
+        metric = metric if random.random() < 0.5 else metric[0].clone()
+    return Problem(*tensors, metric, kinds, None, (samples,)), options, start, torch.as_tensor(v).to(dtype)
 
 
-def call_everything(library: ctypes.CDLL, seed: int, memory: int) -> list[Tensor]:
+def call_everything(library: ctypes.CDLL, seed: int, memory: int, metrics: bool = True) -> list[Tensor]:
     """Every entry point on the same random batch; all that they write."""
-    problem, options, start, v = random_call(seed)
+    problem, options, start, v = random_call(seed, metrics)
     samples, n = problem.f.shape
     m = problem.A.shape[-2]
     answer = native.empty_answer(problem.f, m, options.search)
     batch = native._Batch(problem, options, answer, start, None)
     library.caffnet_solve(batch.packed, 0, samples, memory)
     to_f, to_w = (torch.zeros(samples, n, dtype=v.dtype) for _ in range(2))
-    sums = [torch.zeros(t.shape, dtype=DOUBLE) for t in (problem.A, problem.lower, problem.upper)]
-    steps = [0 if t.ndim == core else t.stride(0) for t, core in zip(sums, (2, 1, 1), strict=True)]
+    metric = torch.zeros(1, 1) if problem.metric is None else problem.metric
+    sums = [torch.zeros(t.shape, dtype=DOUBLE) for t in (problem.A, problem.lower, problem.upper, metric)]
+    steps = [0 if t.ndim == core else t.stride(0) for t, core in zip(sums, (2, 1, 1, 2), strict=True)]
     addresses = [t.data_ptr() for t in (to_f, to_w, *sums)]
     library.caffnet_gradient(
         batch.packed, native._GRADIENTS.pack(v.data_ptr(), v.stride(0), *addresses, *steps), 0, samples, memory
@@ -888,7 +895,7 @@ def test_the_kernel_stays_within_its_workspace():
     for seed in CALLS:
         problem, options, *_ = random_call(seed)
         n, m, search = problem.f.shape[-1], problem.A.shape[-2], native.SEARCHES[options.search]
-        size = library.caffnet_workspace(n, m, search)
+        size = library.caffnet_workspace(n, m, search, problem.metric is not None)
         held = torch.full((size + 4096 + 128,), _MARK, dtype=torch.uint8)
         begin = -held.data_ptr() % 64 + 1  # one byte after a multiple of 64: the next is where the kernel begins
         address = (held.data_ptr() + begin + 63) & ~63
@@ -919,12 +926,12 @@ def test_no_array_of_the_workspace_is_written_beyond_its_end(tmp_path: Path):
     )
     first, last = ((ctypes.c_int64 * 256).in_dll(library, name) for name in ("gap_from", "gap_to"))
     for seed in CALLS:
-        problem, options, *_ = random_call(seed)
+        problem, options, *_ = random_call(seed, metrics=False)
         n, m, search = problem.f.shape[-1], problem.A.shape[-2], native.SEARCHES[options.search]
-        size = library.caffnet_workspace(n, m, search)
+        size = library.caffnet_workspace(n, m, search, 0)
         held = torch.full((size + 4096,), _MARK, dtype=torch.uint8)
         address = (held.data_ptr() + 63) & ~63
-        call_everything(library, seed, address)
+        call_everything(library, seed, address, metrics=False)
         begin = address - held.data_ptr()
         count = ctypes.c_int64.in_dll(library, "gaps").value
         assert count > 40

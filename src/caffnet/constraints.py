@@ -73,6 +73,7 @@ class AffineSet:
         labels: Sequence[str | None] | None,
         row_kinds: str | None,
         weak: bool,
+        metric: Tensor | None = None,
     ) -> None:
         m = A.shape[-2]
         if isinstance(labels, str) or (labels is not None and len(labels) != m):
@@ -81,7 +82,7 @@ class AffineSet:
         self._A, self._lower, self._upper = A, lower, upper
         self._labels = None if labels is None else tuple(None if name is None else str(name) for name in labels)
         self._row_kinds = _inspect_kinds(lower, upper) if row_kinds is None else row_kinds
-        self._weak = weak
+        self._weak, self._metric = weak, metric
 
     @classmethod
     def _build(
@@ -92,10 +93,11 @@ class AffineSet:
         labels: Sequence[str | None] | None,
         row_kinds: str | None,
         weak: bool,
+        metric: Tensor | None = None,
     ) -> AffineSet:
         """From tensors already checked."""
         built = cls.__new__(cls)
-        built._fill(A, lower, upper, labels, row_kinds, weak)
+        built._fill(A, lower, upper, labels, row_kinds, weak, metric)
         return built
 
     @classmethod
@@ -136,13 +138,19 @@ class AffineSet:
 
     @classmethod
     def from_parts(
-        cls, A: Tensor, lower: Tensor, upper: Tensor, labels: Sequence[str | None] | None, row_kinds: Sequence[str]
+        cls,
+        A: Tensor,
+        lower: Tensor,
+        upper: Tensor,
+        labels: Sequence[str | None] | None,
+        row_kinds: Sequence[str],
+        metric: Tensor | None = None,
     ) -> AffineSet:
-        """Put a set together again from its `A`, `lower`, `upper`, `labels` and `row_kinds`."""
+        """Put a set together again from its `A`, `lower`, `upper`, `labels`, `row_kinds` and `metric`."""
         kinds = "".join(row_kinds)
         if len(kinds) != A.shape[-2] or kinds.strip(EQUAL + UPPER + LOWER + BOTH + FREE):
             raise ConstraintError(f"row_kinds must be {A.shape[-2]} characters of '=<>B-', one per row, got {kinds!r}.")
-        return cls._build(A, lower, upper, labels, kinds, weak=False)
+        return cls._build(A, lower, upper, labels, kinds, False, metric)
 
     # ------------------------------------------------------------------------------------------------ what it is
 
@@ -160,6 +168,11 @@ class AffineSet:
     def upper(self) -> Tensor:
         """Upper bounds, ``(..., m)``, ``+inf`` where there is none."""
         return self._upper
+
+    @property
+    def metric(self) -> Tensor | None:
+        """What distances are measured by, ``(..., n, n)``, or ``(..., 1, n)`` if diagonal; None: Euclidean."""
+        return self._metric
 
     @property
     def m(self) -> int:
@@ -184,9 +197,10 @@ class AffineSet:
     @property
     def batch_shape(self) -> torch.Size:
         """The leading axes: one set per index. Empty for a set that all samples share."""
+        axes = torch.Size() if self._metric is None else self._metric.shape[:-2]
         if self._A.ndim == 2 and self._lower.ndim == 1 and self._upper.ndim == 1:
-            return torch.Size()
-        return joint_shape(self._A.shape[:-2], self._lower.shape[:-1], self._upper.shape[:-1])
+            return axes
+        return joint_shape(self._A.shape[:-2], self._lower.shape[:-1], self._upper.shape[:-1], axes)
 
     @property
     def row_kinds(self) -> str:
@@ -231,6 +245,9 @@ class AffineSet:
                 f"The batch axes of both sets of `&` must broadcast, "
                 f"got {tuple(self.batch_shape)} and {tuple(other.batch_shape)}."
             ) from None
+        if first.metric is not None and second.metric is not None and first.metric is not second.metric:
+            raise ConstraintError("Only one set of `&` may have a metric: write (a & b).with_metric(M).")
+        metric = second.metric if first.metric is None else first.metric
         batch = joint_shape(first.A.shape[:-2], second.A.shape[:-2])
         A = torch.cat([s.A.expand(*batch, s.m, s.n) for s in (first, second)], -2)
         lower, upper = (_stack_bounds(a, b) for a, b in ((first.lower, second.lower), (first.upper, second.upper)))
@@ -238,26 +255,70 @@ class AffineSet:
         if self._labels is not None or other._labels is not None:
             labels = (self._labels or (None,) * self.m) + (other._labels or (None,) * other.m)
         weak = self._weak and other._weak
-        return self._build(A, lower, upper, labels, self._row_kinds + other._row_kinds, weak)
+        return self._build(A, lower, upper, labels, self._row_kinds + other._row_kinds, weak, metric)
 
     def to(self, *args: Any, **kwargs: Any) -> AffineSet:
         """The same set with another dtype or on another device; arguments as in ``torch.Tensor.to``."""
         A, lower, upper = (t.to(*args, **kwargs) for t in (self._A, self._lower, self._upper))
         typed = "dtype" in kwargs or any(isinstance(arg, torch.dtype | Tensor) for arg in args)
-        return self._build(A, lower, upper, self._labels, self._row_kinds, self._weak and not typed)
+        metric = None if self._metric is None else self._metric.to(*args, **kwargs)
+        return self._build(A, lower, upper, self._labels, self._row_kinds, self._weak and not typed, metric)
+
+    def with_metric(self, metric: ArrayLike, *, diagonal: bool | None = None) -> AffineSet:
+        r"""The same set, in which the nearest point is the one with the least $\|y - f\|_M = \sqrt{(y-f)^T M (y-f)}$.
+
+        Args:
+            metric: M, positive definite, ``(..., n, n)``; only its symmetric part counts. Or its diagonal ``(..., n)``.
+            diagonal: whether `metric` is the diagonal; None: if it has one axis.
+
+        A constraint function returns its set with a metric: ``lambda x: set_at(x).with_metric(M(x))``.
+        The closed form of a sub-constraint is then the point of its flat nearest to ``f + w`` in M; gradients reach M.
+
+        >>> s = AffineSet.equality([[1.0, 1.0]], [0.0]).with_metric([3.0, 1.0])
+        >>> from caffnet import project
+        >>> project(torch.tensor([4.0, 0.0]), s).value  # the first output is three times as dear
+        tensor([ 3., -3.])
+        """
+        typed = isinstance(metric, Tensor | np.ndarray) or _holds_tensor(metric)
+        given = _as_tensors(metric=metric)[0]["metric"]
+        assert given is not None
+        here = self.to(given.dtype) if self._weak and typed and given.is_floating_point() else self
+        if not typed:
+            given = given.to(here.device, here.dtype)
+        if given.dtype != here.dtype or given.device != here.device:
+            raise DtypeError(
+                f"The metric is {given.dtype} on {given.device}, the constraints are {here.dtype} on {here.device}: "
+                "convert one of them."
+            )
+        if given.ndim == 1 if diagonal is None else diagonal:
+            given = given.unsqueeze(-2)
+        if given.ndim < 2 or given.shape[-1] != self.n or given.shape[-2] not in (1, self.n):
+            raise ConstraintError(
+                f"The metric must have shape (..., {self.n}, {self.n}), or (..., {self.n}) for a diagonal (write "
+                f"diagonal=True if that has batch axes), got {tuple(torch.as_tensor(metric).shape)}."
+            )
+        try:
+            joint_shape(self.batch_shape, given.shape[:-2])
+        except RuntimeError:
+            raise ConstraintError(
+                f"The batch axes of the metric {tuple(given.shape[:-2])} and of the set {tuple(self.batch_shape)} do "
+                "not broadcast."
+            ) from None
+        return self._build(here.A, here.lower, here.upper, self._labels, self._row_kinds, here.weak, given)
 
     def pin_memory(self, device: Any = None) -> AffineSet:
         """The same set in page-locked memory, as ``DataLoader(..., pin_memory=True)`` asks for."""
         given = () if device is None else (device,)
         A, lower, upper = (t.pin_memory(*given) for t in (self._A, self._lower, self._upper))
-        return self._build(A, lower, upper, self._labels, self._row_kinds, self._weak)
+        metric = None if self._metric is None else self._metric.pin_memory(*given)
+        return self._build(A, lower, upper, self._labels, self._row_kinds, self._weak, metric)
 
     def expand(self, batch: torch.Size) -> AffineSet:
         """The same set for a batch of this shape: rows of a part get its axes, rows of all stay as they are."""
         if self._A.ndim == 2 or self._A.shape[:-2] == batch:
             return self
         A = self._A.expand(*batch, self.m, self.n)
-        return self._build(A, self._lower, self._upper, self._labels, self._row_kinds, self._weak)
+        return self._build(A, self._lower, self._upper, self._labels, self._row_kinds, self._weak, self._metric)
 
     def check_bounds(self, lower: ArrayLike, upper: ArrayLike) -> tuple[Tensor, Tensor]:
         """Other bounds for the same rows as tensors; shapes and number types are checked."""
@@ -275,7 +336,8 @@ class AffineSet:
             return t if shared else t.expand(*batch, *t.shape[t.ndim - core :])[index]
 
         A, lower, upper = pick(self._A, 2), pick(self._lower, 1), pick(self._upper, 1)
-        return self._build(A, lower, upper, self._labels, self._row_kinds, self._weak)
+        metric = None if self._metric is None else pick(self._metric, 2)
+        return self._build(A, lower, upper, self._labels, self._row_kinds, self._weak, metric)
 
     # ------------------------------------------------------------------------------------------------ measuring
 
@@ -510,11 +572,16 @@ def _collate(batch: Sequence[AffineSet], **_: Any) -> AffineSet:
         tensors = [getattr(s, name) for s in sets]
         tensors = [t.expand(*s.batch_shape, *t.shape[t.ndim - core :]) for s, t in zip(sets, tensors, strict=True)]
         parts.append(torch.stack(tensors))
+    metrics = [s.metric for s in sets]
+    if any(t is None for t in metrics) != all(t is None for t in metrics):
+        raise ConstraintError("All sets of a batch must have a metric, or none.")
+    shape = torch.broadcast_shapes(*(t.shape for t in metrics if t is not None))
+    metric = torch.stack([t.expand(shape) for t in metrics if t is not None]) if metrics[0] is not None else None
     labels = [s.labels or (None,) * s.m for s in sets]
     names = [given[0] if len(set(given)) == 1 else None for given in zip(*labels, strict=True)]
     kinds = "".join(map(_join_kinds, zip(*(s.row_kinds for s in sets), strict=True)))
     known = names if any(name is not None for name in names) else None
-    return AffineSet._build(parts[0], parts[1], parts[2], known, kinds, all(s.weak for s in sets))
+    return AffineSet._build(parts[0], parts[1], parts[2], known, kinds, all(s.weak for s in sets), metric)
 
 
 def _join_kinds(kinds: Sequence[str]) -> str:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from caffnet._solve.prepare import Prepared, prepare
 from caffnet._solve.problem import Options, check_options
 from caffnet._solve.tracing import in_transform, is_compiling, is_concrete, is_exporting, may_branch, no_autocast
-from caffnet.constraints import EQUAL, AffineSet, joint_shape, row_names
+from caffnet.constraints import EQUAL, AffineSet, ArrayLike, joint_shape, row_names
 from caffnet.errors import ConstraintError, DtypeError
 from caffnet.projection import Projection, project_checked, validate
 
@@ -24,7 +24,7 @@ NullVector: TypeAlias = Tensor | Callable[[Tensor], Tensor] | None
 
 OPTIONS = frozenset(inspect.signature(check_options).parameters)
 _HALF = (torch.float16, torch.bfloat16)
-_PARTS = ("A", "lower", "upper")
+_PARTS = ("A", "lower", "upper", "metric")
 
 
 class CAffine(nn.Module):
@@ -36,6 +36,8 @@ class CAffine(nn.Module):
             of a controller or a sweep, where few rows change. The answers are the same to rounding.
         null_limit: a number c that keeps ``|w| <= c · dist(f, S)``, so that the output no longer jumps where f leaves
             the set; None, the paper's map, takes w as it is. See `CAffNet`.
+        metric: what distances are measured by, for all inputs, as in `project`; for one that depends on the input, the
+            function returns ``set.with_metric(M)``.
         **options: ``search, norm, strict, on_infeasible, gradient, budget``, as in `project`.
 
     A fixed set is prepared once, its data are buffers: they are saved in the ``state_dict`` and move with ``.to()``.
@@ -60,16 +62,23 @@ class CAffine(nn.Module):
     A: Tensor
     lower: Tensor
     upper: Tensor
+    metric: Tensor | None
 
     def __init__(
-        self, constraint: Constraint, *, warm_start: bool = False, null_limit: float | None = None, **options: Any
+        self,
+        constraint: Constraint,
+        *,
+        warm_start: bool = False,
+        null_limit: float | None = None,
+        metric: ArrayLike | None = None,
+        **options: Any,
     ):
         super().__init__()
         unknown = set(options) - OPTIONS
         if unknown:
             raise TypeError(
-                f"CAffine has no option {unknown.pop()!r}; the options are {', '.join(sorted(OPTIONS))}, null_limit "
-                "and warm_start."
+                f"CAffine has no option {unknown.pop()!r}; the options are {', '.join(sorted(OPTIONS))}, metric, "
+                "null_limit and warm_start."
             )
         if null_limit is not None and (
             isinstance(null_limit, bool) or not isinstance(null_limit, int | float) or not 0 < null_limit < math.inf
@@ -89,20 +98,23 @@ class CAffine(nn.Module):
         self.constraint: Callable[[Any], AffineSet | Prepared] | None = None
         self._prepared: Prepared | None = None
         if isinstance(constraint, AffineSet):
-            if any(t.requires_grad for t in (constraint.A, constraint.lower, constraint.upper)):
+            if metric is not None:
+                constraint = constraint.with_metric(metric)
+            if any(t is not None and t.requires_grad for t in _parts(constraint)):
                 raise ConstraintError(
                     "A fixed set is kept in buffers, its gradient would be lost: "
                     "pass a function, CAffine(lambda x: set)."
                 )
             fixed = constraint.to(torch.get_default_dtype()) if constraint.weak else constraint
             self._rows = (constraint.row_kinds, constraint.labels)
-            for name in _PARTS:
-                self.register_buffer(name, getattr(fixed, name).detach().clone())
+            for name, part in zip(_PARTS, _parts(fixed), strict=True):
+                self.register_buffer(name, None if part is None else part.detach().clone())
             self.register_load_state_dict_pre_hook(_warn_of_other_rows)
             self.register_load_state_dict_post_hook(_prepare_again)
             self._prepare()
         elif callable(constraint):
             self.constraint = constraint
+            self.register_buffer("metric", None if metric is None else torch.as_tensor(metric))
             if isinstance(constraint, nn.Module):
                 self.register_load_state_dict_pre_hook(_warn_of_other_numbers)
         else:
@@ -164,7 +176,7 @@ class CAffine(nn.Module):
                 f"The constraint function must return an AffineSet, got {type(made).__name__}: "
                 "for A y <= b, return AffineSet.inequality(A, b)."
             )
-        return made
+        return made if self.metric is None else made.with_metric(self.metric)
 
     def _in_need_of_w(self, f: Tensor, constraints: AffineSet | Prepared) -> Tensor:
         """The samples whose f is not feasible, ``(...)``; all, if that cannot be told or an equality makes it sure."""
@@ -203,27 +215,29 @@ class CAffine(nn.Module):
             raise DtypeError(
                 f"The layer works in float32 or float64, not in {self.A.dtype}: half cannot keep a constraint."
             )
-        if any(t.isnan().any() for t in (self.A, self.lower, self.upper)):
-            raise ConstraintError("A fixed set must be made of numbers, got NaN in A, lower or upper.")
+        parts = [getattr(self, name) for name in _PARTS]
+        if any(t is not None and t.isnan().any() for t in parts):
+            raise ConstraintError("A fixed set must be made of numbers, got NaN in A, lower, upper or metric.")
         row_kinds, labels = self._rows
         # A copy: an average over models writes inf - inf = NaN for a missing bound into the buffers.
-        A, lower, upper = (t.detach().clone() for t in (self.A, self.lower, self.upper))
-        fixed = AffineSet.from_parts(A, lower, upper, labels, row_kinds)
+        A, lower, upper, metric = (None if t is None else t.detach().clone() for t in parts)
+        fixed = AffineSet.from_parts(A, lower, upper, labels, row_kinds, metric)
         search, budget = self.options.get("search", "auto"), self.options.get("budget")
         self._prepared = prepare(fixed, search, budget=budget)
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if self._prepared is not None:
-            for name in _PARTS:  # copies: averages are also written into state dicts
-                destination[prefix + name] = getattr(self._prepared.set, name).clone()
+            for name, part in zip(_PARTS, _parts(self._prepared.set), strict=True):
+                if part is not None:  # copies: averages are also written into state dicts
+                    destination[prefix + name] = part.clone()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> CAffine:
         if self._prepared is None:
             super()._apply(fn, recurse)
             return self
-        for name in _PARTS:
-            setattr(self, name, getattr(self._prepared.set, name).clone())
+        for name, part in zip(_PARTS, _parts(self._prepared.set), strict=True):
+            setattr(self, name, None if part is None else part.clone())
         super()._apply(fn, recurse)
         self._prepare()
         return self
@@ -233,6 +247,10 @@ class CAffine(nn.Module):
         what = "input-dependent" if self._prepared is None else repr(self._prepared)
         limit = {} if self.null_limit is None else {"null_limit": self.null_limit}
         return ", ".join([what, *(f"{name}={value!r}" for name, value in {**self.options, **limit}.items())])
+
+
+def _parts(set: AffineSet) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    return set.A, set.lower, set.upper, set.metric
 
 
 # ------------------------------------------------------------------------------------------------- numbers
@@ -327,18 +345,19 @@ def _warn_of_other_numbers(module: CAffine, state: dict[str, Any], prefix: str, 
 def _warn_of_other_rows(module: CAffine, state: dict[str, Any], prefix: str, *_: object) -> None:
     """Before a state dict is loaded: its constraint replaces that of the layer, which the user may not expect."""
     assert module._prepared is not None
-    names, own = [prefix + name for name in _PARTS], module._prepared.set
+    own = module._prepared.set
+    names = [prefix + name for name, part in zip(_PARTS, _parts(own), strict=True) if part is not None]
     if not all(name in state for name in names):
         return  # left out on purpose, or torch says so
-    pairs = [(state[name], old) for name, old in zip(names, (own.A, own.lower, own.upper), strict=True)]
+    pairs = [(state[name], old) for name, old in zip(names, _parts(own), strict=False) if old is not None]
     if any(new.shape != old.shape or new.isnan().any() for new, old in pairs):
         return  # an error is to come
-    A, lower, upper = (_differs(new, old) for new, old in pairs)
+    A, lower, upper, *metric = (_differs(new, old) for new, old in pairs)
     rows = (A.any(-1) | lower | upper).reshape(-1, lower.shape[-1]).any(0)
-    if rows.any():
+    if rows.any() or any(t.any() for t in metric):
         named = zip(row_names(module._rows[1], len(rows)), rows.tolist(), strict=True)
         first, others = [name for name, differs in named if differs][:5], int(rows.sum()) - 5
-        told = ", ".join(first) + (f" and {others} more rows" if others > 0 else "")
+        told = ", ".join(first) + (f" and {others} more rows" if others > 0 else "") if first else "its metric"
         warnings.warn(
             f"The loaded state has another constraint than the layer was built with, in {told}; the loaded one holds "
             f"from now on. To keep the layer's, leave {', '.join(names)} out of the state and load with strict=False.",

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from caffnet._solve.tracing import full_precision, is_compiling, is_concrete
+from caffnet.constraints import ArrayLike
 from caffnet.errors import ConstraintError
 from caffnet.layer import CAffine, Constraint, NullVector
 from caffnet.projection import Projection
@@ -31,6 +32,7 @@ class CAffNet(nn.Module):
             whatever its place: no batch statistics, no dropout.
         null_limit: a number c: w is shortened to ``c · dist(f, S)`` where it is longer, and the output no longer jumps
             where f leaves the set. None is the paper's map. (Not for graphs that are exported.)
+        metric: what distances are measured by, as in `CAffine`.
         **options: for the layer, as in `project`.
 
     **The jump, and its removal.** In the paper's map the output is f inside the set and near ``f + w`` just outside:
@@ -69,6 +71,7 @@ class CAffNet(nn.Module):
         null_start: str = "zero",
         lazy_null: bool = False,
         null_limit: float | None = None,
+        metric: ArrayLike | None = None,
         **options: Any,
     ):
         super().__init__()
@@ -82,7 +85,7 @@ class CAffNet(nn.Module):
         self.backbone = backbone
         self.null = null
         self.lazy_null = lazy_null
-        self.layer = CAffine(constraint, null_limit=null_limit, **options)
+        self.layer = CAffine(constraint, null_limit=null_limit, metric=metric, **options)
         if null is not None and null_start == "zero":
             _silence(null)
 

@@ -37,7 +37,7 @@ from caffnet._solve import graph
 from caffnet._solve.prepare import Prepared, choose_search
 from caffnet._solve.problem import Options, Problem, check_options
 from caffnet._solve.tracing import is_exporting, is_jit_tracing, may_branch
-from caffnet.constraints import AffineSet, joint_shape
+from caffnet.constraints import AffineSet, ArrayLike, joint_shape
 from caffnet.errors import ConstraintError, DtypeError
 
 
@@ -99,6 +99,7 @@ def project(
     gradient: str = "exact",
     budget: int | None = None,
     start: Tensor | None = None,
+    metric: ArrayLike | None = None,
 ) -> Projection:
     r"""The CAffine map $P^*$: `f` where it is feasible, else the feasible candidate nearest to `f`.
 
@@ -128,6 +129,8 @@ def project(
             ``"full"``, ``"lite"`` and ``"paper"`` may look at.
         start: rows to begin the search with, ``(..., m)``, as the `Projection.active` of a call before: a warm start,
             faster when few rows change. The answer is the same to rounding.
+        metric: measure distances by ``‖y - f‖_M`` instead of the Euclidean norm: a positive definite matrix
+            ``(..., n, n)``, or its diagonal ``(n,)``; short for ``set.with_metric(metric)``, which says more.
 
     Returns:
         A `Projection`.
@@ -145,6 +148,8 @@ def project(
     """
     if isinstance(set, Prepared) and search == "auto":
         search = set.search
+    if metric is not None:
+        set = set.with_metric(metric)
     options = check_options(search, norm, strict, on_infeasible, gradient, budget)
     return project_checked(f, set, w, options, start)
 
@@ -206,6 +211,11 @@ def validate(f: Tensor, set: AffineSet | Prepared, w: Tensor | None, options: Op
     if options.strict and is_exporting():
         raise ConstraintError(
             "strict=True decides in exact arithmetic, which a graph cannot hold: export with strict=False."
+        )
+    if fitting.metric is not None and (options.norm != 2 or options.search == "paper"):
+        raise ConstraintError(
+            f"A metric says which point is nearest: with norm={options.norm:g} and search={options.search!r} it cannot "
+            'be combined. Use norm=2 and search="full", or a set without a metric.'
         )
     if options.search == "paper" and not may_branch(f, w, fitting.A, fitting.lower, fitting.upper):
         raise ConstraintError(
@@ -271,7 +281,7 @@ def _broadcasts(shape: torch.Size, batch: torch.Size) -> bool:
 
 def _flatten(set: AffineSet, f: Tensor, w: Tensor | None, batch: torch.Size) -> Problem:
     """One sample per line; what all samples share stays shared."""
-    n, m = set.n, set.m
+    n, m, metric = set.n, set.m, set.metric
 
     def lines(t: Tensor, *core: int) -> Tensor:
         if not batch:
@@ -287,6 +297,7 @@ def _flatten(set: AffineSet, f: Tensor, w: Tensor | None, batch: torch.Size) -> 
         set.A if set.A.ndim == 2 else lines(set.A, m, n),
         set.lower if set.lower.ndim == 1 else lines(set.lower, m),
         set.upper if set.upper.ndim == 1 else lines(set.upper, m),
+        metric if metric is None or metric.ndim == 2 else lines(metric, *metric.shape[-2:]),
         set.row_kinds,
         set.labels,
         tuple(batch),

@@ -266,7 +266,7 @@ static void ask(const Problem *p, int search, int strict, int nearest, int step,
     if (search == CAFFNET_PAPER) batch.choice = guarded((size_t)(samples * n) * 4, fill);
     batch.norm = p->norm;
     batch.t = tolerances(p->single, n);
-    void *memory = guarded((size_t)caffnet_workspace(n, m, search), fill);
+    void *memory = guarded((size_t)caffnet_workspace(n, m, search, 0), fill);
     int64_t bad = 0, seen = 0;
     for (int b = 0; b < samples; b += step) bad += caffnet_solve(&batch, b, b + step < samples ? b + step : samples, memory);
     memset(outcome, 0, sizeof *outcome);

@@ -295,7 +295,7 @@ def answer(case: Case, v: np.ndarray) -> Expected:
         bad = (found.status == 3).nonzero()
         if len(bad):
             plain = [None if t is None else t.detach() for t in parts]
-            problem = Problem(*plain, row_kinds, None, (case.samples,))  # type: ignore[arg-type]
+            problem = Problem(*plain, None, row_kinds, None, (case.samples,))  # type: ignore[arg-type]
             options = check_options(case.search, case.norm, case.strict, on_infeasible)
             multipliers, gap, radius = native.conflict(problem, options, int(bad[0]))
             conflict = hash_of(multipliers, torch.tensor([gap, radius], dtype=torch.float64))

@@ -172,7 +172,7 @@ static void run(int number, const Vector *vector, int step, int fill) {
     if (vector->search == CAFFNET_PAPER) batch.choice = guarded((size_t)(samples * n) * 4, fill);
     batch.norm = vector->norm;
     batch.t = tolerances[single][n];
-    void *memory = guarded((size_t)caffnet_workspace(n, m, vector->search), fill);
+    void *memory = guarded((size_t)caffnet_workspace(n, m, vector->search, 0), fill);
     for (int b = 0; b < samples; b += step) bad += caffnet_solve(&batch, b, b + step < samples ? b + step : samples, memory);
     for (int b = 0; b < samples; b++) expected += vector->status[b] - '0' >= CAFFNET_INFEASIBLE;
     if (bad != expected) differ(number, "the count of bad samples", 0);

@@ -9,7 +9,7 @@
 #endif
 
 #define DECLARE(isa)                                                                                                \
-    int64_t caffnet_workspace_##isa(int64_t, int64_t, int64_t);                                                      \
+    int64_t caffnet_workspace_##isa(int64_t, int64_t, int64_t, int64_t);                                             \
     int64_t caffnet_solve_##isa(const CaffnetBatch *, int64_t, int64_t, void *);                                     \
     void caffnet_gradient_##isa(const CaffnetBatch *, const CaffnetGradients *, int64_t, int64_t, void *);           \
     void caffnet_conflict_##isa(const CaffnetBatch *, int64_t, double *, CaffnetProof *, void *);
@@ -32,8 +32,8 @@ DECLARE(avx512)
 #define TEXT(x) TEXT_(x)
 EXPORT const char caffnet_sources[] = "caffnet-sources:" TEXT(CAFFNET_SOURCES) ";";
 
-EXPORT int64_t caffnet_workspace(int64_t n, int64_t m, int64_t search) {
-    return caffnet_workspace_baseline(n, m, search);
+EXPORT int64_t caffnet_workspace(int64_t n, int64_t m, int64_t search, int64_t metric) {
+    return caffnet_workspace_baseline(n, m, search, metric);
 }
 
 EXPORT int64_t caffnet_solve(const CaffnetBatch *batch, int64_t first, int64_t last, void *memory) {

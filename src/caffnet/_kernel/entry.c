@@ -97,6 +97,44 @@ FN void prepare(Work *work, const CaffnetBatch *batch, void *memory) {
     work->cancel = batch->cancel;
 }
 
+/* Divide memory for the white sample of a metric, but for its own work; how much of it is used. */
+FN size_t carve_metric(Metric *metric, int64_t outputs, int64_t count, void *memory) {
+    Pool pool = {(char *)memory, 0};
+    size_t n = (size_t)outputs, m = (size_t)count;
+    memset(metric, 0, sizeof *metric);
+    metric->A = DOUBLES(m * n);
+    metric->f = DOUBLES(n);
+    metric->w = DOUBLES(n);
+    metric->z = DOUBLES(n);
+    metric->low = DOUBLES(m);
+    metric->high = DOUBLES(m);
+    metric->active = MARKS(m);
+    metric->L = DOUBLES(n * n);
+    return pool.used;
+}
+
+FN void prepare_metric(Metric *metric, const CaffnetBatch *batch, void *memory) {
+    size_t used = carve(&metric->work, batch->n, batch->m, (int)batch->search, NULL);
+    used += carve_metric(metric, batch->n, batch->m, (char *)memory + used);
+    CaffnetBatch *white = &metric->batch;
+    metric->diagonal = (int)batch->diagonal;
+    *white = *batch;
+    white->samples = 1;
+    white->single = white->strict = white->metric_step = 0;
+    white->nearest = 1;
+    white->f_step = white->w_step = white->A_step = white->lower_step = white->upper_step = 0;
+    white->f = metric->f;
+    white->w = batch->w ? metric->w : NULL;
+    white->A = metric->A;
+    white->lower = metric->low;
+    white->upper = metric->high;
+    white->metric = NULL;
+    white->value = metric->z;
+    white->status = &metric->status;
+    white->active = metric->active;
+    prepare(&metric->work, white, (char *)memory + used);
+}
+
 /* Scale the rows of sample b, if they are its own or the first; 0 where they have NaN or infinite entries. */
 FN int renew_rows(Work *work, const CaffnetBatch *batch, int64_t b, int64_t first, int sound) {
     if (b != first && batch->A_step == 0) return sound;
@@ -104,17 +142,21 @@ FN int renew_rows(Work *work, const CaffnetBatch *batch, int64_t b, int64_t firs
     return scale_matrix(batch, b, &work->rows);
 }
 
-EXPORT int64_t NAME(caffnet_workspace)(int64_t n, int64_t m, int64_t search) {
+EXPORT int64_t NAME(caffnet_workspace)(int64_t n, int64_t m, int64_t search, int64_t metric) {
     Work work;
-    return (int64_t)carve(&work, n, m, (int)search, NULL) + 64;
+    Metric white;
+    size_t size = carve(&work, n, m, (int)search, NULL);
+    return (int64_t)(metric ? 2 * size + carve_metric(&white, n, m, NULL) : size) + 64;
 }
 
 EXPORT int64_t NAME(caffnet_solve)(const CaffnetBatch *batch, int64_t first, int64_t last, void *memory) {
     Work work;
+    Metric metric;
     CaffnetProof proof;
     int64_t bad = 0;
     int sound = 0;
     prepare(&work, batch, memory);
+    if (batch->metric) prepare_metric(&metric, batch, memory);
     for (int64_t b = first; b < last; b++) {
         if (batch->cancel && *batch->cancel) return -1;
         sound = renew_rows(&work, batch, b, first, sound);
@@ -122,18 +164,24 @@ EXPORT int64_t NAME(caffnet_solve)(const CaffnetBatch *batch, int64_t first, int
             for (int64_t j = 0; batch->choice && j < batch->n; j++) batch->choice[b * batch->n + j] = 0;
             write_nothing(batch, b, CAFFNET_INVALID);
             bad++;
-        } else bad += decide(batch, b, &work, &proof) >= CAFFNET_INFEASIBLE;
+        } else {
+            int state = batch->metric ? decide_in_metric(batch, b, &work, &metric, &proof) : decide(batch, b, &work, &proof);
+            bad += state >= CAFFNET_INFEASIBLE;
+        }
     }
     return batch->cancel && *batch->cancel ? -1 : bad;
 }
 
 EXPORT void NAME(caffnet_gradient)(const CaffnetBatch *batch, const CaffnetGradients *to, int64_t first, int64_t last, void *memory) {
     Work work;
+    Metric metric;
     int sound = 0;
     prepare(&work, batch, memory);
+    if (batch->metric) prepare_metric(&metric, batch, memory);
     for (int64_t b = first; b < last; b++) {
         sound = renew_rows(&work, batch, b, first, sound);
-        differentiate(batch, to, b, &work);
+        if (batch->metric) differentiate_in_metric(batch, to, b, &work, &metric);
+        else differentiate(batch, to, b, &work);
     }
 }
 

@@ -62,15 +62,33 @@ FN void tangent(Work *work, const int8_t *active, const double *y, const double 
     for (Index j = 0; j < n; j++) p[j] = -back[j];
 }
 
+/* Write p = N v for the face of the rows marked in `active`; its size. With q, also the coefficients of v (q) and of
+   g - y (face.r) on its rows. */
+FN Index reduce(Work *work, const int8_t *active, const double *y, const double *v, double *p, double *q) {
+    Face *face = &work->face;
+    Index n = work->rows.n;
+    double *away = work->spare;
+    copy(p, v, n);
+    rebuild_face(work, active);
+    for (Index j = 0; j < face->k; j++) face->d[j] = along(face, j, p, n);
+    for (Index j = 0; j < face->k; j++) move(face, j, face->d[j], p, n);
+    if (!q) return face->k;
+    in_rows(face, 0, face->d, q, n);
+    for (Index j = 0; j < n; j++) away[j] = work->g[j] - y[j];
+    for (Index j = 0; j < face->k; j++) face->d[j] = along(face, j, away, n);
+    in_rows(face, 0, face->d, face->r, n);
+    return face->k;
+}
+
 /* Write p = N v, and add what the rows of the face get. */
 FN void face_gradient(Work *work, const int8_t *active, const double *y, const double *v, double *p, double power,
                       const CaffnetGradients *to, int64_t b) {
     Rows *s = &work->rows;
     Face *face = &work->face;
     Index n = s->n;
-    double *away = work->spare, *q = work->other;
-    copy(p, v, n);
+    double *q = to->A || to->lower || to->upper ? work->other : NULL;
     if (s->boxed) {
+        copy(p, v, n);
         for (Index i = 0; i < s->m; i++)
             if (active[i] != 0) p[s->plain[i]] = 0.0;
         for (Index i = 0; i < s->m; i++) {
@@ -81,17 +99,8 @@ FN void face_gradient(Work *work, const int8_t *active, const double *y, const d
         }
         return;
     }
-    restart(work);
-    for (Index i = 0; i < s->m; i++)
-        if (active[i] != 0 && !s->equal[i]) add(s, face, i, active[i], work->t.rank);
-    for (Index j = 0; j < face->k; j++) face->d[j] = along(face, j, p, n);
-    for (Index j = 0; j < face->k; j++) move(face, j, face->d[j], p, n);
-    if (!to->A && !to->lower && !to->upper) return;
-    in_rows(face, 0, face->d, q, n);
-    for (Index j = 0; j < n; j++) away[j] = work->g[j] - y[j];
-    for (Index j = 0; j < face->k; j++) face->d[j] = along(face, j, away, n);
-    in_rows(face, 0, face->d, face->r, n);
-    for (Index j = 0; j < face->k; j++)
+    Index k = reduce(work, active, y, v, p, q);
+    for (Index j = 0; q && j < k; j++)
         row_gradient(s, face->rows[j], face->sides[j], face->r[j], q[j], p, y, power, to, b);
 }
 

@@ -101,6 +101,21 @@ typedef struct {
     const volatile int32_t *cancel;
 } Work;
 
+/* A metric M = L L', times a power of two, and the sample in z = L' y, where it is the Euclidean one. */
+typedef struct {
+    double *L;          /* (n, n) lower triangular, or (n,) */
+    double *A;          /* (m, n) */
+    double *f, *w, *z;  /* (n,) */
+    double *low, *high; /* (m,) */
+    int8_t *active;     /* (m,) */
+    int8_t status;
+    int diagonal;
+    Index exponent;     /* of the power of two */
+    int ready;          /* L and A are those of the samples before */
+    CaffnetBatch batch; /* of this one sample */
+    Work work;
+} Metric;
+
 FN double larger(double a, double b) { return a > b ? a : b; }
 FN double smaller(double a, double b) { return a < b ? a : b; }
 FN int is_finite(double x) { return fabs(x) <= 1.7976931348623157e308; }

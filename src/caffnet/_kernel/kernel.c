@@ -22,4 +22,5 @@
 #include "infeasible.c"
 #include "decide.c"
 #include "gradient.c"
+#include "metric.c"
 #include "entry.c"

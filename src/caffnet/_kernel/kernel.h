@@ -14,6 +14,7 @@
      infeasible  least violation, and the proof that a set is empty
      decide      one sample from its data to a verified answer
      gradient    the derivative
+     metric      another metric than the Euclidean one
      entry       batches
 
    C11 that is also valid CUDA C++: no allocation, no global state, no library but fabs, sqrt, fma, frexp, ldexp, pow.
@@ -40,8 +41,10 @@ typedef struct {
     int64_t strict;  /* rows must hold in exact arithmetic */
     int64_t nearest; /* infeasible samples get the point of least violation, not NaN */
     int64_t tangent; /* the gradient of f is projected on the tangent cone */
-    int64_t f_step, w_step, A_step, lower_step, upper_step;
+    int64_t diagonal; /* the metric has one number per output */
+    int64_t f_step, w_step, A_step, lower_step, upper_step, metric_step;
     const void *f, *w, *A, *lower, *upper; /* (B, n), (B, n) or NULL, (B, m, n), (B, m), (B, m) */
+    const void *metric;                    /* (B, n, n), or (B, n) if diagonal, or NULL for the Euclidean one */
     const char *kinds;                     /* (m,) '=' for rows that are equalities by declaration, or NULL */
     const int8_t *start;                   /* (B, m) rows to begin with, or NULL */
     void *value;                           /* (B, n) */
@@ -58,8 +61,8 @@ typedef struct {
     const void *v;                               /* (B, n) incoming */
     int64_t v_step;
     void *f, *w;                                 /* (B, n) */
-    double *A, *lower, *upper;                   /* float64 whatever the data, zero at the start */
-    int64_t A_step, lower_step, upper_step;
+    double *A, *lower, *upper, *metric;          /* float64 whatever the data, zero at the start */
+    int64_t A_step, lower_step, upper_step, metric_step;
 } CaffnetGradients;
 
 /* Why a sample has no point: sum_i multiplier_i a_i vanishes up to `residual`, sum_i multiplier_i b_i = gap < 0, in
@@ -69,7 +72,7 @@ typedef struct {
 } CaffnetProof;
 
 /* Bytes of workspace for one call at a time. */
-int64_t caffnet_workspace(int64_t n, int64_t m, int64_t search);
+int64_t caffnet_workspace(int64_t n, int64_t m, int64_t search, int64_t metric);
 
 /* Answers samples first .. last-1; returns how many are INFEASIBLE or INVALID, or -1 if cancelled. */
 int64_t caffnet_solve(const CaffnetBatch *batch, int64_t first, int64_t last, void *memory);

@@ -21,15 +21,15 @@ from torch import Tensor
 
 from caffnet import tolerance
 from caffnet._kernel import build
-from caffnet._solve.problem import Answer, Options, Problem
+from caffnet._solve.problem import Answer, Options, Problem, is_diagonal
 from caffnet.errors import KernelError
 
 SEARCHES = {"full": 0, "lite": 1, "active": 2, "paper": 3}
 _WORTH_A_THREAD = 20_000  # numbers in A for one more thread: what is computed while a thread is woken
 _LONG = 2e8  # multiply-adds: about a second; such a call runs beside the main thread, which Ctrl-C can then stop
 
-_BATCH = struct.Struct("25q11d")
-_GRADIENTS = struct.Struct("10q")
+_BATCH = struct.Struct("28q11d")
+_GRADIENTS = struct.Struct("12q")
 _PROOF = struct.Struct("2d")
 
 
@@ -55,7 +55,7 @@ def _library() -> ctypes.CDLL:
     except (OSError, AttributeError, build.BuildError) as error:
         raise KernelError(f"The compiled kernel {path} cannot be loaded: {error}. {remedy}") from None
     pointer = ctypes.c_void_p
-    library.caffnet_workspace.argtypes = [ctypes.c_int64] * 3
+    library.caffnet_workspace.argtypes = [ctypes.c_int64] * 4
     library.caffnet_workspace.restype = ctypes.c_int64
     library.caffnet_solve.argtypes = [ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64, pointer]
     library.caffnet_solve.restype = ctypes.c_int64
@@ -69,9 +69,9 @@ def _library() -> ctypes.CDLL:
 _own = threading.local()
 
 
-def _memory(n: int, m: int, search: int) -> int:
+def _memory(n: int, m: int, search: int, metric: bool) -> int:
     """The address of workspace that belongs to this thread."""
-    size = _workspace_size(n, m, search)
+    size = _workspace_size(n, m, search, metric)
     held = getattr(_own, "memory", None)
     if held is None or held.numel() < size:
         held = _own.memory = torch.empty(size, dtype=torch.uint8)
@@ -79,8 +79,8 @@ def _memory(n: int, m: int, search: int) -> int:
 
 
 @functools.lru_cache(maxsize=1024)
-def _workspace_size(n: int, m: int, search: int) -> int:
-    return _library().caffnet_workspace(n, m, search)
+def _workspace_size(n: int, m: int, search: int, metric: bool) -> int:
+    return _library().caffnet_workspace(n, m, search, metric)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -134,11 +134,13 @@ class _Batch:
     ):
         f, A, lower, upper = _lines(p.f, 1), _lines(p.A, 2), _lines(p.lower, 1), _lines(p.upper, 1)
         w = None if p.w is None else _lines(p.w, 1)
+        metric = None if p.metric is None else _lines(p.metric, 2)
         self.samples, self.n = f.shape
         self.m, self.search = A.shape[-2], SEARCHES[options.search]
         kinds, kinds_at = _kinds(p.row_kinds)
         choice = answer.choice
-        self.kept = (f, w, A, lower, upper, kinds, start, answer, cancel)
+        self.metric = metric is not None
+        self.kept = (f, w, A, lower, upper, metric, kinds, start, answer, cancel)
         self.packed = _BATCH.pack(
             self.n,
             self.m,
@@ -148,16 +150,19 @@ class _Batch:
             options.strict,
             options.on_infeasible == "nearest",
             options.gradient == "tangent",
+            metric is not None and is_diagonal(metric),
             _step(f, 1),
             0 if w is None else _step(w, 1),
             _step(A, 2),
             _step(lower, 1),
             _step(upper, 1),
+            0 if metric is None else _step(metric, 2),
             f.data_ptr(),
             0 if w is None else w.data_ptr(),
             A.data_ptr(),
             lower.data_ptr(),
             upper.data_ptr(),
+            0 if metric is None else metric.data_ptr(),
             kinds_at,
             0 if start is None else start.data_ptr(),
             answer.value.data_ptr(),
@@ -170,7 +175,7 @@ class _Batch:
         )
 
     def memory(self) -> int:
-        return _memory(self.n, self.m, self.search)
+        return _memory(self.n, self.m, self.search, self.metric)
 
 
 def empty_answer(f: Tensor, m: int, search: str) -> Answer:
@@ -213,22 +218,23 @@ def solve(problem: Problem, options: Options, start: Tensor | None = None) -> tu
 def gradient(
     v: Tensor, problem: Problem, answer: Answer, options: Options, wanted: tuple[bool, ...]
 ) -> tuple[Tensor | None, ...]:
-    """Gradients for f, w, A, lower and upper, where `wanted`, for an incoming gradient `v`."""
+    """Gradients for f, w, A, lower, upper and the metric, where `wanted`, for an incoming gradient `v`."""
     p = problem
     to_f = torch.empty_like(p.f, memory_format=torch.contiguous_format) if wanted[0] else None
     to_w = torch.empty_like(to_f if to_f is not None else p.f) if wanted[1] and p.w is not None else None
     # Sums over rows and samples are kept in double precision.
     sums = [
-        torch.zeros(t.shape, dtype=torch.float64) if want else None
-        for t, want in zip((p.A, p.lower, p.upper), wanted[2:], strict=True)
+        torch.zeros(t.shape, dtype=torch.float64) if want and t is not None else None
+        for t, want in zip((p.A, p.lower, p.upper, p.metric), wanted[2:], strict=True)
     ]
+    cores = (2, 1, 1, 2)
     v = _lines(v, 1)
     batch = _Batch(p, options, answer, None, None)
     to = _GRADIENTS.pack(
         v.data_ptr(),
         _step(v, 1),
         *(0 if t is None else t.data_ptr() for t in (to_f, to_w, *sums)),
-        *(0 if t is None else t.stride(0) if t.ndim > core else 0 for t, core in zip(sums, (2, 1, 1), strict=True)),
+        *(0 if t is None else t.stride(0) if t.ndim > core else 0 for t, core in zip(sums, cores, strict=True)),
     )
     call = _library().caffnet_gradient
 
@@ -236,7 +242,7 @@ def gradient(
         call(batch.packed, to, first, last, batch.memory())
 
     # What all samples add up in one place is not for several threads.
-    summed = any(t is not None and t.ndim == core for t, core in zip(sums, (2, 1, 1), strict=True))
+    summed = any(t is not None and t.ndim == core for t, core in zip(sums, cores, strict=True))
     _in_parts(part, batch.samples, 0 if summed else batch.m * batch.n, None)
     return to_f, to_w, *(None if t is None else t.to(p.f.dtype) for t in sums)
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from caffnet import tolerance
 from caffnet._solve import run
 from caffnet._solve.face import dot, factor, pick_rows, product, times_power, unit_exponent
+from caffnet._solve.metric import White
 from caffnet._solve.problem import Answer, Options, Problem
 from caffnet._solve.tracing import in_forward_mode, in_transform, is_compiling, is_concrete, is_exporting, no_autocast
 
@@ -32,31 +33,27 @@ def answer(problem: Problem, options: Options, start: Tensor | None = None) -> A
         return found._replace(value=on_face(problem, found, options))
     if not wanted:
         return run.solve(problem, options, start)
-    return Answer(
-        *_Solved.apply(*problem.tensors, problem.row_kinds, problem.labels, problem.batch_shape, options, start)
-    )
+    return Answer(*_Solved.apply(*problem, options, start))
 
 
 class _Solved(torch.autograd.Function):
     """The answer of the kernel, differentiated by the kernel; by `on_face` where that is differentiated again."""
 
     @staticmethod
-    def forward(
-        ctx: Any, f: Tensor, w: Any, A: Tensor, lower: Tensor, upper: Tensor, *more: Any
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        row_kinds, labels, batch_shape, options, start = more
-        problem = Problem(f, w, A, lower, upper, row_kinds, labels, batch_shape)
-        found = run.solve(problem.detach(), options, start)
-        ctx.rows, ctx.options = (row_kinds, labels, batch_shape), options
-        ctx.save_for_backward(f, w, A, lower, upper, *found)
+    def forward(ctx: Any, *given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        *data, ctx.options, start = given
+        problem = Problem(*data)
+        found = run.solve(problem.detach(), ctx.options, start)
+        ctx.rows = data[6:]
+        ctx.save_for_backward(*problem.tensors, *found)
         ctx.mark_non_differentiable(*(t for t in found[1:] if t is not None))
         return tuple(found)  # pyright: ignore[reportReturnType]
 
     @staticmethod
     def backward(ctx: Any, *incoming: Tensor):
         v = incoming[0]
-        problem = Problem(*ctx.saved_tensors[:5], *ctx.rows)
-        found, wanted = Answer(*ctx.saved_tensors[5:]), ctx.needs_input_grad[:5]
+        problem = Problem(*ctx.saved_tensors[:6], *ctx.rows)
+        found, wanted = Answer(*ctx.saved_tensors[6:]), ctx.needs_input_grad[:6]
         slopes: Sequence[Tensor | None]
         if is_compiling() or (not torch.is_grad_enabled() and is_concrete(v) and not in_transform()):
             slopes = run.gradient(v, problem, found, ctx.options, wanted)
@@ -83,7 +80,13 @@ def _again(problem: Problem, found: Answer, options: Options, wanted: Sequence[b
 def on_face(problem: Problem, found: Answer, options: Options) -> Tensor:
     """The value as ``A_γ⁺ b_γ + (I - A_γ⁺ A_γ)(f + w)`` in plain operations, on the face that was found."""
     with no_autocast(problem.f.device.type):
-        return _on_face(problem, found, options)
+        if problem.metric is None:
+            return _on_face(problem, found, options)
+        white, known = White(problem.metric), found.value.isfinite().all(-1, keepdim=True)
+        value = torch.where(known, found.value, 0.0)
+        z = _on_face(white.problem(problem), found._replace(value=white.point(value).detach()), options)
+        y = white.back(torch.where(known, z, 0.0))
+        return torch.where(known, y + (value - y).detach(), found.value)
 
 
 def _on_face(p: Problem, found: Answer, options: Options) -> Tensor:
@@ -178,6 +181,6 @@ class _Inward(torch.autograd.Function):
         goal = torch.where(known, -v, 0.0)
         # The kinds of the rows are those of the cone, which the numbers tell.
         A, lower, upper = ctx.saved_tensors
-        problem = Problem(goal, None, A, lower, upper, "B" * len(ctx.row_kinds), None, (goal.shape[0],))
+        problem = Problem(goal, None, A, lower, upper, None, "B" * len(ctx.row_kinds), None, (goal.shape[0],))
         step = answer(problem, Options(search="active", on_infeasible="nearest")).value
         return torch.where(known, -step, v), None, None, None, None, None

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from caffnet import tolerance
 from caffnet._solve.face import factor, pick_rows, product, times_power, unit_exponent
+from caffnet._solve.metric import White
 from caffnet._solve.prepare import count_subsets, subset_sizes
 from caffnet._solve.problem import Answer, Options, Problem, Status
 from caffnet._solve.tracing import remember
@@ -62,6 +63,11 @@ def check_search(row_kinds: str, n: int, options: Options) -> str:
 
 def solve(problem: Problem, options: Options) -> Answer:
     """Answer every sample; the gradient of an exported graph is not a matter of it."""
+    if problem.metric is not None:
+        white = White(problem.metric)
+        found = solve(white.problem(problem), options)
+        inside = (found.status == Status.INSIDE).unsqueeze(-1)
+        return found._replace(value=torch.where(inside, problem.f, white.back(found.value)))
     p = problem
     samples, m = p.f.shape[0], p.A.shape[-2]
     exponent = unit_exponent(p.A)
@@ -238,7 +244,7 @@ def _box_limits(rows: _Rows) -> tuple[Tensor, Tensor]:
         return low, high
     size = rows.A.abs()
     top, column = size.max(-1)
-    plain = (top == 1) & (size.sum(-1) == 1)
+    plain = (top == 1) & ((size != 0).sum(-1) == 1)
     sign = rows.A.gather(-1, column.unsqueeze(-1)).squeeze(-1)
     lower = torch.where(sign > 0, rows.lower, -rows.upper)
     upper = torch.where(sign > 0, rows.upper, -rows.lower)

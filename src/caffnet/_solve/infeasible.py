@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from caffnet._kernel import native
-from caffnet._solve.problem import Answer, Options, Problem, Status
+from caffnet._solve.problem import Answer, Options, Problem, Status, is_diagonal
 from caffnet.errors import ConstraintError, InfeasibleError
 
 _EXPLAINED = 5  # samples; nobody reads a thousand
@@ -130,7 +130,11 @@ def _invalid(p: Problem) -> ConstraintError:
     }
     if p.w is not None:
         bad["w"] = ~p.w.isfinite() | ~(p.f + p.w).isfinite()
-    name, mask = next((name, mask) for name, mask in bad.items() if mask.any())
+    if p.metric is not None:
+        bad["metric"] = ~p.metric.isfinite()
+    name, mask = next(((name, mask) for name, mask in bad.items() if mask.any()), ("", None))
+    if mask is None:
+        return _indefinite(p)
     place = mask.nonzero()[0].tolist()
     number = getattr(p, name)[tuple(place)].item()
     return ConstraintError(
@@ -139,9 +143,21 @@ def _invalid(p: Problem) -> ConstraintError:
     )
 
 
+def _indefinite(p: Problem) -> ConstraintError:
+    """The error for a metric that is not positive definite, with its smallest eigenvalue."""
+    assert p.metric is not None
+    least = p.metric[..., 0, :].amin(-1) if is_diagonal(p.metric) else torch.linalg.eigvalsh(p.metric)[..., 0]
+    sample = int(least.argmin())
+    whose = f"of sample {sample_index(sample, p.batch_shape)}" if least.ndim else "of all samples"
+    return ConstraintError(
+        f"{_rank()}The metric must be positive definite; the smallest eigenvalue of that {whose} is "
+        f"{float(least.reshape(-1)[sample]):.4g}. Add a multiple of the identity, or find out why it is singular."
+    )
+
+
 def _where(p: Problem, name: str, place: Sequence[int]) -> str:
     """Names an entry in the user's own indices."""
-    core = place[-2:] if name == "A" else place[-1:]
+    core = place[-2:] if name in ("A", "metric") else place[-1:]
     row = f" ({p.names[core[0]]})" if name in ("A", "lower", "upper") else ""
     sample = sample_index(place[0], p.batch_shape) if len(place) > len(core) else ()
     return f"at {name}[{', '.join(map(str, (*sample, *core)))}]{row}"

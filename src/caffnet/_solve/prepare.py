@@ -11,7 +11,7 @@ from torch import Tensor
 
 from caffnet._solve.problem import DEFAULT_BUDGET, check_options
 from caffnet._solve.tracing import is_compiling, is_concrete, remember
-from caffnet.constraints import BOTH, EQUAL, FREE, LOWER, UPPER, AffineSet
+from caffnet.constraints import BOTH, EQUAL, FREE, LOWER, UPPER, AffineSet, ArrayLike
 from caffnet.errors import BudgetError, ConstraintError
 
 # `auto` looks at every sub-constraint while that is cheaper than a few active-set steps: multiply-adds per sample.
@@ -52,7 +52,11 @@ class Prepared:
             low, high = (torch.where(equal, high, low), high) if lower is None else (low, torch.where(equal, low, high))
         if kinds != BOTH * old.m:
             _check_kinds(low, high, old)
-        return Prepared(AffineSet.from_parts(old.A, low, high, old.labels, kinds), self.search)
+        return Prepared(AffineSet.from_parts(old.A, low, high, old.labels, kinds, old.metric), self.search)
+
+    def with_metric(self, metric: ArrayLike, *, diagonal: bool | None = None) -> Prepared:
+        """The same rows in another metric, as `AffineSet.with_metric`."""
+        return Prepared(self.set.with_metric(metric, diagonal=diagonal), self.search)
 
     def __repr__(self) -> str:
         return f"Prepared({self.set}, search={self.search!r})"

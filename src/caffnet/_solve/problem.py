@@ -92,6 +92,7 @@ class Problem(NamedTuple):
         A: ``(B, m, n)``, or ``(m, n)`` for all samples.
         lower: ``(B, m)``, or ``(m,)`` for all samples.
         upper: likewise.
+        metric: ``(B, n, n)``, or ``(n, n)`` for all samples; ``(B, 1, n)`` or ``(1, n)`` if it is diagonal; or None.
         row_kinds: one character per row, as in `AffineSet.row_kinds`.
         labels: the names of the rows, as in `AffineSet.labels`.
         batch_shape: the batch axes of the user, of B samples.
@@ -102,6 +103,7 @@ class Problem(NamedTuple):
     A: Tensor
     lower: Tensor
     upper: Tensor
+    metric: Tensor | None
     row_kinds: str
     labels: Labels
     batch_shape: tuple[int, ...]
@@ -112,17 +114,24 @@ class Problem(NamedTuple):
         return row_names(self.labels, len(self.row_kinds))
 
     @property
-    def tensors(self) -> tuple[Tensor, Tensor | None, Tensor, Tensor, Tensor]:
+    def tensors(self) -> tuple[Tensor, Tensor | None, Tensor, Tensor, Tensor, Tensor | None]:
         """The data that an answer can be differentiated by."""
-        return self[:5]
+        return self[:6]
 
     def detach(self) -> Problem:
         """The same problem without gradients."""
         return self.replace_tensors(*(None if t is None else t.detach() for t in self.tensors))  # pyright: ignore
 
-    def replace_tensors(self, f: Tensor, w: Tensor | None, A: Tensor, lower: Tensor, upper: Tensor) -> Problem:
+    def replace_tensors(
+        self, f: Tensor, w: Tensor | None, A: Tensor, lower: Tensor, upper: Tensor, metric: Tensor | None
+    ) -> Problem:
         """The same problem with other data."""
-        return Problem(f, w, A, lower, upper, self.row_kinds, self.labels, self.batch_shape)
+        return Problem(f, w, A, lower, upper, metric, self.row_kinds, self.labels, self.batch_shape)
+
+
+def is_diagonal(metric: Tensor) -> bool:
+    """Whether a metric of a `Problem` has one number per output, ``(..., 1, n)``."""
+    return metric.shape[-2] == 1
 
 
 class Answer(NamedTuple):

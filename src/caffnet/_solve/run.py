@@ -55,7 +55,7 @@ def _native(problem: Problem, options: Options, start: Tensor | None) -> Answer:
 def gradient(
     v: Tensor, problem: Problem, answer: Answer, options: Options, wanted: tuple[bool, ...]
 ) -> tuple[Tensor | None, ...]:
-    """Gradients for f, w, A, lower and upper, where `wanted`, by the kernel."""
+    """Gradients for f, w, A, lower, upper and the metric, where `wanted`, by the kernel."""
     if is_compiling() or not are_concrete((v, *problem.tensors)):
         tensors = (v, *problem.tensors, answer.value, answer.status, answer.active)
         found = torch.ops.caffnet.gradient(*tensors, list(wanted), *pack(problem, options))
@@ -107,15 +107,14 @@ def unpack(
         length = max(int(size), 0)
         names.append(None if size == "-1" else labels[:length])
         labels = labels[length:]
-    f, w, A, lower, upper = tensors
-    return Problem(f, w, A, lower, upper, row_kinds, tuple(names) or None, tuple(batch_shape)), Options(*options)
+    return Problem(*tensors, row_kinds, tuple(names) or None, tuple(batch_shape)), Options(*options)
 
 
 def _opaque(problem: Problem, options: Options) -> Answer:
     return Answer(*torch.ops.caffnet.solve(*problem.tensors, *pack(problem, options)))
 
 
-_TENSORS = "Tensor f, Tensor? w, Tensor A, Tensor lower, Tensor upper"
+_TENSORS = "Tensor f, Tensor? w, Tensor A, Tensor lower, Tensor upper, Tensor? metric"
 _PACKED = (
     "str row_kinds, str labels, SymInt[] batch_shape, str search, float norm, bool strict, str on_infeasible, "
     "str gradient, int budget"
@@ -125,16 +124,17 @@ _operations = torch.library.Library("caffnet", "DEF")
 _operations.define(f"solve({_TENSORS}, {_PACKED}) -> (Tensor, Tensor, Tensor)")
 _operations.define(
     f"gradient(Tensor v, {_TENSORS}, Tensor value, Tensor status, Tensor active, bool[] wanted, {_PACKED}) "
-    "-> (Tensor, Tensor, Tensor, Tensor, Tensor)"
+    "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
 
 
-def _solve_op(f: Tensor, w: Tensor | None, A: Tensor, lower: Tensor, upper: Tensor, *packed: Any):
+def _solve_op(*given: Any):
     """`_native` as one operation that tracers see from outside."""
-    return _native(*unpack((f, w, A, lower, upper), *packed), None)[:3]
+    return _native(*unpack(given[:6], *given[6:]), None)[:3]
 
 
-def _solve_shapes(f: Tensor, w: Tensor | None, A: Tensor, lower: Tensor, upper: Tensor, *packed: Any):
+def _solve_shapes(*given: Any):
+    f, A = given[0], given[2]
     samples, n = f.shape
     status = f.new_empty(samples, dtype=torch.int8)
     return f.new_empty(samples, n), status, f.new_empty(samples, A.shape[-2], dtype=torch.int8)
@@ -142,17 +142,16 @@ def _solve_shapes(f: Tensor, w: Tensor | None, A: Tensor, lower: Tensor, upper: 
 
 def _gradient_op(v: Tensor, *more: Any):
     """`gradient` as one operation; what is not wanted is empty."""
-    f, w, A, lower, upper, value, status, active, wanted, *packed = more
-    problem, options = unpack((f, w, A, lower, upper), *packed)
+    value, status, active, wanted, *packed = more[6:]
+    problem, options = unpack(more[:6], *packed)
     found = gradient(v, problem, Answer(value, status, active), options, tuple(wanted))
-    return tuple(f.new_empty(0) if t is None else t for t in found)
+    return tuple(v.new_empty(0) if t is None else t for t in found)
 
 
 def _gradient_shapes(v: Tensor, *more: Any):
-    f, w, A, lower, upper, _, _, _, wanted, *_ = more
     return tuple(
-        t.new_empty(t.shape) if want and t is not None else f.new_empty(0)
-        for t, want in zip((f, w, A, lower, upper), wanted, strict=True)
+        t.new_empty(t.shape) if want and t is not None else v.new_empty(0)
+        for t, want in zip(more[:6], more[9], strict=True)
     )
 
 
@@ -188,8 +187,8 @@ def _fold(size: int, tensors: Sequence[Any], dims: Sequence[Any], cores: Sequenc
 def _solve_mapped(info: Any, in_dims: Any, *given: Any):
     size = info.batch_size
     tensors = [given[0].movedim(in_dims[0], 0) if in_dims[0] is not None else given[0].expand(size, *given[0].shape)]
-    folded, lines = _fold(size, (*tensors, *given[1:5]), (0, *in_dims[1:5]), (1, 1, 2, 1, 1))
-    row_kinds, labels, batch_shape, *options = given[5:]
+    folded, lines = _fold(size, (*tensors, *given[1:6]), (0, *in_dims[1:6]), (1, 1, 2, 1, 1, 2))
+    row_kinds, labels, batch_shape, *options = given[6:]
     answers = torch.ops.caffnet.solve(*folded, row_kinds, labels, [size, *batch_shape], *options)
     return tuple(t.reshape(size, lines, *t.shape[1:]) for t in answers), (0, 0, 0)
 

@@ -1,0 +1,263 @@
+/* Another metric than the Euclidean one: the nearest point in |y - f|_M for a positive definite M = L L'.
+
+   With z = L' y, |y - f|_M = |z - L' f|_2 and A y = (A L^-T) z. So the sample is solved in z by everything else in this
+   kernel: its white sample, with rows a' = L^-1 a, f' = L' f and w' = L' w. There the closed form of a face is
+
+     y = g - M^-1 A' (A M^-1 A')^-1 (A g - b),   g = f + w,
+
+   the point of the flat nearest to g in M: w moves along the flat, across nothing. The way back, y = L^-T z, costs digits
+   where M is ill-conditioned. So y is refined on its face with residuals of the user's own rows, and they alone judge it;
+   a proof that the set is empty, and `strict`, are theirs too.
+
+   The derivative. On its face [M A'; A 0] [y; lambda] = [M g; b]. The same system with (v, 0) gives (p, q), and
+
+     M p for f and w,   q for b,   -(lambda p' + q y') for A,   (p d' + d p') / 2 for M, with d = g - y.
+
+   White, p = L^-T p' and M p = L p' with p' = N L^-1 v. A factor of M changes nothing: M is scaled by a power of two. */
+#include "internal.h"
+
+/* x = L' x, L^-1 x and L^-T x, in place */
+FN void to_white(const Metric *metric, double *x, Index n) {
+    const double *L = metric->L;
+    for (Index j = 0; j < n; j++) {
+        double here = x[j];
+        if (metric->diagonal) x[j] *= L[j];
+        else {
+            x[j] = 0.0;
+            subtract(x, -here, L + (size_t)j * (size_t)n, j + 1);
+        }
+    }
+}
+
+FN void solve_lower(const Metric *metric, double *x, Index n) {
+    const double *L = metric->L;
+    for (Index j = 0; j < n; j++)
+        x[j] = metric->diagonal ? x[j] / L[j]
+                                : (x[j] - dot(L + (size_t)j * (size_t)n, x, j)) / L[(size_t)j * (size_t)n + (size_t)j];
+}
+
+FN void from_white(const Metric *metric, double *x, Index n) {
+    const double *L = metric->L;
+    for (Index j = n - 1; j >= 0; j--) {
+        x[j] /= metric->diagonal ? L[j] : L[(size_t)j * (size_t)n + (size_t)j];
+        if (!metric->diagonal) subtract(x, x[j], L + (size_t)j * (size_t)n, j);
+    }
+}
+
+/* L x: what a white gradient is in the user's outputs. x is overwritten from the end. */
+FN void times_lower(const Metric *metric, double *x, Index n) {
+    const double *L = metric->L;
+    for (Index j = n - 1; j >= 0; j--)
+        x[j] = metric->diagonal ? L[j] * x[j] : dot(L + (size_t)j * (size_t)n, x, j + 1);
+}
+
+/* Factorise the metric of sample b, its symmetric part; 0 if it is not positive definite up to rounding. */
+FN int factorise(const CaffnetBatch *batch, int64_t b, Metric *metric, double cut) {
+    Index n = (Index)batch->n;
+    double *L = metric->L, top = 0.0;
+    int64_t place = b * batch->metric_step, wide = metric->diagonal ? 0 : n;
+    for (Index j = 0; j < n; j++) top = larger(top, load(batch->metric, place + j * wide + j, (int)batch->single));
+    if (!(top > 0.0) || !is_finite(top)) return 0;
+    metric->exponent = -((exponent_of(top) - 1) & ~1); /* even: its root is a power of two as well */
+    for (Index i = 0; i < n; i++) {
+        if (metric->diagonal) {
+            double entry = times_power(load(batch->metric, place + i, (int)batch->single), metric->exponent);
+            if (!(entry > 0.0)) return 0;
+            L[i] = sqrt(entry);
+            continue;
+        }
+        double *line = L + (size_t)i * (size_t)n, diagonal = 0.0;
+        for (Index j = 0; j <= i; j++) {
+            double entry = 0.5 * load(batch->metric, place + i * wide + j, (int)batch->single) +
+                           0.5 * load(batch->metric, place + j * wide + i, (int)batch->single);
+            entry = times_power(entry, metric->exponent);
+            if (j == i) diagonal = entry;
+            else line[j] = (entry - dot(line, L + (size_t)j * (size_t)n, j)) / L[(size_t)j * (size_t)n + (size_t)j];
+        }
+        double pivot = diagonal - dot(line, line, i);
+        if (!(pivot > cut * diagonal)) return 0;
+        line[i] = sqrt(pivot);
+        for (Index j = i + 1; j < n; j++) line[j] = 0.0;
+    }
+    return 1;
+}
+
+/* Write sample b white into metric.batch; 0 if its metric is not positive definite. What all samples share is done once. */
+FN int whiten(const CaffnetBatch *batch, int64_t b, Metric *metric, const CaffnetTolerances *t) {
+    Index n = (Index)batch->n, m = (Index)batch->m;
+    int single = (int)batch->single, shared = metric->ready && batch->metric_step == 0;
+    if (!shared && !factorise(batch, b, metric, t->fine_rank)) return metric->ready = 0;
+    for (Index j = 0; j < n; j++) {
+        metric->f[j] = load(batch->f, b * batch->f_step + j, single);
+        if (batch->w) metric->w[j] = load(batch->w, b * batch->w_step + j, single);
+    }
+    to_white(metric, metric->f, n);
+    if (batch->w) to_white(metric, metric->w, n);
+    for (Index i = 0; i < m; i++) {
+        metric->low[i] = load(batch->lower, b * batch->lower_step + i, single);
+        metric->high[i] = load(batch->upper, b * batch->upper_step + i, single);
+    }
+    metric->batch.start = batch->start ? batch->start + b * batch->m : NULL;
+    if (shared && batch->A_step == 0) return 1;
+    for (Index i = 0; i < m; i++) {
+        double *a = metric->A + (size_t)i * (size_t)n;
+        for (Index j = 0; j < n; j++) a[j] = load(batch->A, b * batch->A_step + (int64_t)i * n + j, single);
+        solve_lower(metric, a, n);
+    }
+    metric->work.ready = 0;
+    return metric->ready = scale_matrix(&metric->batch, 0, &metric->work.rows);
+}
+
+/* Move work->y onto the rows `held`, nearest in M: residuals of the user's rows in pairs, the step in white. */
+FN void refine_in_metric(Work *work, Metric *metric) {
+    const Rows *own = &work->rows, *white = &metric->work.rows;
+    Face *face = &metric->work.face;
+    Index n = own->n;
+    double *step = metric->f, *r = face->r;
+    for (Index j = 0; j < face->k; j++) {
+        Index i = face->rows[j];
+        Pair sum = {face->sides[j] > 0 ? -own->high[i] : -own->low[i], 0.0};
+        for (Index c = 0; c < n; c++) sum = pair_add_product(sum, own->A[(size_t)i * (size_t)n + (size_t)c], work->y[c]);
+        r[j] = times_power(sum.high + sum.low, white->exponent[i] - own->exponent[i]);
+    }
+    for (Index j = 0; j < n; j++) step[j] = 0.0;
+    for (Index j = 0; j < face->k; j++) { /* R' c = r */
+        const double *line = face->R + (size_t)j * (size_t)n;
+        r[j] *= face->inverse[j];
+        subtract(r + j + 1, r[j], line + j + 1, face->k - j - 1);
+        move(face, j, r[j], step, n);
+    }
+    from_white(metric, step, n);
+    for (Index j = 0; j < n; j++) work->y[j] += step[j];
+}
+
+/* Put the user's numbers of work->y into work->spare, within plain bounds; their worth. */
+FN int judge(Work *work) {
+    const Rows *s = &work->rows;
+    copy(work->spare, work->y, s->n);
+    clamp(s, work->spare);
+    round_point(work, work->spare);
+    return check(s, work->spare, largest(work->spare, s->n), work->face.held, 1, &work->t);
+}
+
+/* Bring the white answer z to the user's outputs, in work->y with its rows in face.held. */
+FN void return_from_white(Work *work, Metric *metric) {
+    Index n = work->rows.n;
+    for (Index i = 0; i < work->rows.m; i++) work->face.held[i] = metric->active[i];
+    work->ready = 0;
+    copy(work->y, metric->z, n);
+    from_white(metric, work->y, n);
+    for (Index j = 0; j < n; j++) work->y[j] = times_power(work->y[j], work->rows.shift);
+}
+
+/* Refine the point in work->y until the user's rows accept it; its worth, or REJECTED. */
+FN int settle_in_metric(Work *work, Metric *metric) {
+    int state = judge(work);
+    for (int again = 0; again < 6 && state == REJECTED; again++) {
+        if (again == 0) rebuild_face(&metric->work, metric->active);
+        refine_in_metric(work, metric);
+        state = judge(work);
+    }
+    copy(work->y, work->spare, work->rows.n);
+    return state == CAFFNET_INSIDE ? CAFFNET_PROJECTED : state;
+}
+
+/* Answer sample b in its metric. */
+FN int decide_in_metric(const CaffnetBatch *batch, int64_t b, Work *work, Metric *metric, CaffnetProof *proof) {
+    Rows *s = &work->rows;
+    Index n = s->n;
+    int loaded = load_sample(batch, b, work);
+    if (loaded == CAFFNET_INVALID || !whiten(batch, b, metric, &work->t)) {
+        write_nothing(batch, b, CAFFNET_INVALID);
+        return CAFFNET_INVALID;
+    }
+    /* An f that is feasible comes back in any metric; where `strict` moves it, it is by rounding. */
+    if (check(s, work->f, largest(work->f, n), NULL, 1, &work->t) != REJECTED) return decide(batch, b, work, proof);
+    int white = decide(&metric->batch, 0, &metric->work, proof), state = REJECTED;
+    if (white == CAFFNET_INVALID) { /* beyond the range of numbers */
+        write_nothing(batch, b, CAFFNET_INVALID);
+        return CAFFNET_INVALID;
+    }
+    if (white != CAFFNET_INFEASIBLE) {
+        return_from_white(work, metric);
+        state = settle_in_metric(work, metric);
+        if (white == CAFFNET_WITHIN_TOL && state == CAFFNET_PROJECTED) state = CAFFNET_WITHIN_TOL;
+        if (state == REJECTED) { /* a near miss: the nearest point to it, in any metric */
+            copy(work->f, work->y, n);
+            copy(work->g, work->y, n);
+            state = project(work, CAFFNET_ACTIVE, NULL);
+            if (state == CONFLICT || state == REJECTED) state = approach(work, (int)batch->strict, proof);
+            else state = CAFFNET_WITHIN_TOL;
+        }
+    } else {
+        state = approach(work, (int)batch->strict, proof);
+        if (state == CAFFNET_INFEASIBLE) { /* between its rows, nearest in M */
+            return_from_white(work, metric);
+            round_point(work, work->y);
+        }
+    }
+    if (state != CAFFNET_INFEASIBLE && !is_representable(work)) state = into_range(work, proof);
+    if (batch->strict && state != CAFFNET_INFEASIBLE) {
+        copy(work->f, work->y, n);
+        copy(work->g, work->y, n);
+        rebuild_face(work, metric->active);
+        return write_strictly(batch, b, work, CAFFNET_ACTIVE, proof);
+    }
+    if (state == CAFFNET_INFEASIBLE && !batch->nearest) write_nothing(batch, b, state);
+    else write_answer(batch, b, work, state);
+    return state;
+}
+
+/* The gradients of one sample in its metric. */
+FN void differentiate_in_metric(const CaffnetBatch *batch, const CaffnetGradients *to, int64_t b, Work *work,
+                                Metric *metric) {
+    Work *white = &metric->work;
+    Face *face = &white->face;
+    Index n = work->rows.n;
+    const int8_t *active = batch->active + b * batch->m;
+    int single = work->single, held = 0, numbers = 1;
+    for (int64_t i = 0; i < batch->m && !held; i++) held = active[i] != 0;
+    if (!held || !whiten(batch, b, metric, &work->t)) {
+        differentiate(batch, to, b, work);
+        return;
+    }
+    double *v = metric->z, *p = work->ordinary, *y = work->y, *apart = work->other, *q = white->other;
+    (void)load_sample(&metric->batch, 0, white);
+    for (Index j = 0; j < n; j++) {
+        double f = load(batch->f, b * batch->f_step + j, single);
+        v[j] = load(to->v, b * to->v_step + j, single);
+        numbers = numbers && is_finite(v[j]);
+        y[j] = load(batch->value, b * n + j, single);
+        apart[j] = (batch->w ? rounded(f + load(batch->w, b * batch->w_step + j, single), single) : f) - y[j];
+    }
+    double *z = white->y;
+    copy(z, y, n);
+    to_white(metric, z, n);
+    for (Index j = 0; j < n; j++) z[j] = times_power(z[j], white->rows.shift);
+    solve_lower(metric, v, n);
+    Index k = reduce(white, active, z, v, p, q);
+    double *user = work->spare; /* p in the user's outputs */
+    copy(user, p, n);
+    from_white(metric, user, n);
+    for (Index j = 0; j < k; j++)
+        row_gradient(&white->rows, face->rows[j], face->sides[j], times_power(face->r[j], -white->rows.shift), q[j], user, y, 1.0, to, b);
+    if (to->metric)
+        for (Index i = 0; i < n; i++) {
+            double *line = to->metric + b * to->metric_step + (metric->diagonal ? 0 : (int64_t)i * n);
+            if (metric->diagonal) line[i] += times_power(user[i] * apart[i], metric->exponent);
+            for (Index j = 0; j < n && !metric->diagonal; j++)
+                line[j] += times_power(0.5 * (user[i] * apart[j] + user[j] * apart[i]), metric->exponent);
+        }
+    double *out = metric->f;
+    copy(out, p, n);
+    times_lower(metric, out, n);
+    for (Index j = 0; to->w && j < n; j++) store(to->w, b * n + j, out[j], single);
+    if (!to->f) return;
+    if (batch->tangent && numbers) {
+        tangent(white, active, z, v, p);
+        copy(out, p, n);
+        times_lower(metric, out, n);
+    }
+    for (Index j = 0; j < n; j++)
+        store(to->f, b * n + j, batch->tangent && !numbers ? load(to->v, b * to->v_step + j, single) : out[j], single);
+}
