@@ -215,12 +215,12 @@ class CAffine(nn.Module):
             raise DtypeError(
                 f"The layer works in float32 or float64, not in {self.A.dtype}: half cannot keep a constraint."
             )
-        parts = [getattr(self, name) for name in _PARTS]
-        if any(t is not None and t.isnan().any() for t in parts):
+        if any(t is not None and t.isnan().any() for t in (self.A, self.lower, self.upper, self.metric)):
             raise ConstraintError("A fixed set must be made of numbers, got NaN in A, lower, upper or metric.")
         row_kinds, labels = self._rows
         # A copy: an average over models writes inf - inf = NaN for a missing bound into the buffers.
-        A, lower, upper, metric = (None if t is None else t.detach().clone() for t in parts)
+        A, lower, upper = (t.detach().clone() for t in (self.A, self.lower, self.upper))
+        metric = None if self.metric is None else self.metric.detach().clone()
         fixed = AffineSet.from_parts(A, lower, upper, labels, row_kinds, metric)
         search, budget = self.options.get("search", "auto"), self.options.get("budget")
         self._prepared = prepare(fixed, search, budget=budget)

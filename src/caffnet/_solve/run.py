@@ -107,7 +107,9 @@ def unpack(
         length = max(int(size), 0)
         names.append(None if size == "-1" else labels[:length])
         labels = labels[length:]
-    return Problem(*tensors, row_kinds, tuple(names) or None, tuple(batch_shape)), Options(*options)
+    f, w, A, lower, upper, metric = tensors
+    problem = Problem(f, w, A, lower, upper, metric, row_kinds, tuple(names) or None, tuple(batch_shape))
+    return problem, Options(*options)
 
 
 def _opaque(problem: Problem, options: Options) -> Answer:
