@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from caffnet import CAffNet, FeedForward, Transformer
-from caffnet.methods import HardNet, Soft
+from caffnet.methods import DC3, FSNet, HardNet, Soft
 from caffnet_lab.experiments.config import ConfigError, RunConfig
 from caffnet_lab.experiments.problem import Problem
 
@@ -29,8 +29,13 @@ def build_model(config: RunConfig, problem: Problem, *, strict: bool = False) ->
     elif method == "hardnet":
         # No experiment of the paper has rows of full rank: there HardNet is a least-squares compromise between them.
         model = HardNet(_feedforward(config, problem), problem.constraint, check=False, penalty=None)
-    elif method == "post-hoc":
-        model = CAffNet(_feedforward(config, problem), problem.enforced("full"), search="full", **options)
+    elif method == "dc3":
+        model = DC3(_feedforward(config, problem), problem.constraint)
+    elif method == "fsnet":
+        model = FSNet(_feedforward(config, problem), problem.constraint)
+    elif method in ("post-hoc", "orthogonal"):
+        f = _feedforward(config, problem)
+        model = CAffNet(f, problem.enforced(config.search), search=config.search, **options)
     elif method in ("caffnet-ff", "caffnet-ff-lite"):
         search = "lite" if method.endswith("lite") else config.search
         f, w = _feedforward(config, problem), _feedforward(config, problem)

@@ -53,7 +53,7 @@ class Problem(abc.ABC):
     """One experiment for one seed.
 
     Attributes:
-        name: ``"pwc"``, ``"opt"`` or ``"cbf"``.
+        name: of the task, as in `caffnet run`.
         n_in: inputs of a network.
         n_out: outputs of a network.
         train: training inputs, ``(N, n_in)``.
@@ -84,6 +84,18 @@ class Problem(abc.ABC):
     @abc.abstractmethod
     def forward_for_timing(self, model: nn.Module) -> Callable[[], Any]:
         """The inference whose time is reported as T_test."""
+
+    def solve(self, name: str) -> tuple[Tensor, float]:
+        """Answers to the test set by a row that is not trained, and the milliseconds that they took.
+
+        Raises:
+            NotImplementedError: the task has no such row.
+        """
+        raise NotImplementedError(f"{self.name} has no row {name}.")
+
+    def evaluate_points(self, y: Tensor, exact: bool = False) -> Evaluation:
+        """`evaluate` for given answers to the test set, where the task has rows that are not trained."""
+        raise NotImplementedError(f"{self.name} judges models, not answers.")
 
     def constraint(self, x: Tensor) -> AffineSet:
         """`build_set`, remembered for the last input: layer, penalty and metric ask one after the other."""

@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import datetime
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,10 @@ from torch import nn
 
 from caffnet import CAffNet
 from caffnet_lab.experiments.cbf import DrivingProblem
-from caffnet_lab.experiments.config import ConfigError, RunConfig
+from caffnet_lab.experiments.config import PAPER_TASKS, UNTRAINED, ConfigError, RunConfig
 from caffnet_lab.experiments.distributed import Group
 from caffnet_lab.experiments.models import build_model
-from caffnet_lab.experiments.opt import SolverProblem, solve_with_ipopt
+from caffnet_lab.experiments.opt import SolverProblem
 from caffnet_lab.experiments.problem import Problem, time_forward
 from caffnet_lab.experiments.provenance import machine, versions
 from caffnet_lab.experiments.pwc import PiecewiseProblem
@@ -31,11 +32,14 @@ from caffnet_lab.experiments.records import (
     write_record,
 )
 from caffnet_lab.experiments.training import COST, PENALTY, WORST, DivergedError, Tick, Trained, train
+from caffnet_lab.experiments.yardsticks.programs import LearnedProgram
+from caffnet_lab.experiments.yardsticks.tasks import PROGRAMS
 
-PROBLEMS: dict[str, Callable[[int], Problem]] = {
+PROBLEMS: dict[str, Callable[..., Problem]] = {
     "pwc": PiecewiseProblem,
     "opt": SolverProblem,
     "cbf": DrivingProblem,
+    **{name: partial(LearnedProgram, name) for name in PROGRAMS},
 }
 
 
@@ -85,7 +89,7 @@ def run_one(
         return read_run(path, config.name)
     made_by = versions()
     problem = build_problem(config)
-    if config.method == "ipopt":
+    if config.method in UNTRAINED:
         record = _solve(config, problem)
     else:
         record = _train(config, problem, checkpoint_path(out, config), every, on_tick, group)
@@ -133,7 +137,7 @@ def _evaluate(config: RunConfig, problem: Problem, model: nn.Module) -> dict[str
     found = problem.evaluate(model)
     metrics = dict(found.metrics)
     metrics["test_ms"] = time_forward(problem.forward_for_timing(model), problem.test.device)
-    if isinstance(model, CAffNet):
+    if isinstance(model, CAffNet) and config.task in PAPER_TASKS:  # exact arithmetic takes minutes on 100 rows
         strict = build_model(config, problem, strict=True)
         strict.load_state_dict(model.state_dict())
         metrics["strict"] = problem.evaluate(strict.eval(), exact=True).metrics
@@ -165,8 +169,7 @@ def _training_part(config: RunConfig, model: nn.Module, trained: Trained) -> dic
 
 
 def _solve(config: RunConfig, problem: Problem) -> dict[str, Any]:
-    if not isinstance(problem, SolverProblem):
-        raise ConfigError(f"ipopt is a row of the opt table, not of {config.task}.")
-    answers, milliseconds = solve_with_ipopt(problem)
-    metrics = problem.evaluate_points(answers).metrics | {"test_ms": milliseconds}
-    return {"training": None, "evaluation": metrics, "curves": {}}
+    answers, milliseconds = problem.solve(config.method)
+    found = problem.evaluate_points(answers)
+    metrics = found.metrics | {"test_ms": milliseconds}
+    return {"training": None, "evaluation": metrics, "curves": rounded(found.curves)}
