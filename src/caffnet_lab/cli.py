@@ -94,7 +94,7 @@ def run(
     checkpoint_seconds: Annotated[float | None, typer.Option(help="Time between checkpoints; 20 s by default.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="One seed, few epochs: does everything work?")] = False,
 ) -> None:
-    """Run one of the paper's experiments or of the yardsticks. Killed runs continue, finished ones are not run again."""
+    """Run an experiment of the paper or a yardstick. Killed runs continue, finished ones are not run again."""
     from caffnet_lab.experiments.campaign import WorkerError, run_campaign
     from caffnet_lab.experiments.checkpoint import CheckpointError
     from caffnet_lab.experiments.config import load_campaign, parse_settings

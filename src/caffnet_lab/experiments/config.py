@@ -181,10 +181,11 @@ class Campaign:
 
     Attributes:
         task: the experiment.
-        protocol: ``"paper"``; ``"fair"``: plain networks of equal size; ``"ours"``, the only one of the yardsticks: fair, with the tangent-cone
+        protocol: ``"paper"``; ``"fair"``: plain networks of equal size; ``"ours"``: fair, with the tangent-cone
             gradient, the best weights by training loss, and what each task asks for: a null-space head that starts at
             zero (pwc, opt) and learns slowly (opt) or none at all (cbf), a smooth activation (pwc), a larger learning
-            rate that ends at zero (opt, cbf), small batches and limited gradients (cbf).
+            rate that ends at zero (opt, cbf), small batches and limited gradients (cbf). If empty the paper's, and
+            for a yardstick ours, its only one.
         methods: rows of the table; all of the paper's if empty.
         seeds: the paper's if empty.
         settings: fields of `RunConfig` that differ from the protocol.

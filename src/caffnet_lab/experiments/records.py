@@ -79,7 +79,7 @@ STRICT: dict[str, Any] = {"exact_inequality?": VIOLATIONS}
 POINT = Many(NUMBER, 2)
 INPUTS = Many(Many(NUMBER_OR_NULL, 2))
 CURVES: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(PROGRAMS, {"gap_percent": Many(NUMBER)}),
+    **{task: {"gap_percent": Many(NUMBER)} for task in PROGRAMS},
     "pwc": {"y": Many(NUMBER_OR_NULL), **dict.fromkeys(("x", "target", "lower", "upper"), Many(NUMBER))},
     "opt": {},
     "cbf": {

@@ -26,7 +26,7 @@ PROGRAMS = ("dc3-simple", "dc3-nonconvex", "hardnet-opt", "snarenet-noncvx")
 
 #: Of the networks and of the order of their batches; the task itself is always the same one.
 SEEDS = (1, 2, 3, 4, 5)
-EPOCHS = dict.fromkeys(PROGRAMS, 80)
+EPOCHS = {"dc3-simple": 40, "dc3-nonconvex": 80, "hardnet-opt": 40, "snarenet-noncvx": 60}
 QUICK_EPOCHS = dict.fromkeys(PROGRAMS, 1)
 
 

@@ -1,0 +1,212 @@
+"""dcopf-*: the cheapest dispatch of the generators of a grid, for any loads. Linear costs, linear (DC) flows.
+
+    min cᵀp   s.t.   Σ p = Σ load,   least <= p <= most,   flow_least <= F_g p + F(-load) <= flow_most
+
+An input has, for each bus with a load, the load over its nominal value, centred and scaled: nominal times a common
+factor in [0.8, 1.1] times an independent one in [0.9, 1.1]. Draws that no dispatch can serve are kept aside.
+dcopf-118-n1 is secured against the loss of any one branch that is no bridge, where the others may carry `EMERGENCY`
+times their limit: 32 931 rows with two sides.
+
+**Without learning.** As t grows, the projection of ``m - t c / |c|`` minimises ``t cᵀp / |c| + ½ |p - m|²``: from some t
+on it is an optimum of the linear program.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from caffnet import AffineSet, Prepared, Status, prepare, project
+from caffnet.constraints import BOTH, EQUAL
+from caffnet_lab.experiments.yardsticks.data import find
+from caffnet_lab.experiments.yardsticks.grid import read_grid
+from caffnet_lab.experiments.yardsticks.yardstick import Yardstick
+
+CASES = {
+    **{"dcopf-14": "14_ieee", "dcopf-30": "30_ieee", "dcopf-89": "89_pegase"},
+    **{"dcopf-118": "118_ieee", "dcopf-300": "300_ieee", "dcopf-118-n1": "118_ieee"},
+}
+SECURED = ("dcopf-118-n1",)
+EMERGENCY = 1.5  # times the limit of a branch, after another is lost
+DRAWS, TRAIN, VALID, SEED = 5000, 2000, 500, 17
+TEST = 500
+COMMON, OWN = (0.8, 1.1), (0.9, 1.1)
+CENTRE, SPREAD = 0.95, 0.15  # of the factors
+FAR = 1e6  # the t above, per unit
+SERVED = 1e-9  # per unit, of rows that HiGHS was not given
+
+
+class DispatchProblem(Yardstick):
+    """One grid, 2000 loads for training, 500 for the choice of settings, 500 for the test.
+
+    Args:
+        name: of the task.
+        seed: of the run, which has no say here: the grid and its loads are always the same.
+
+    Attributes:
+        cost: of each generator that can be moved, $/h per unit, ``(n_out,)``.
+        aside: draws that no dispatch serves.
+    """
+
+    def __init__(self, name: str, seed: int = 0):
+        super().__init__()
+        del seed
+        self.name = name
+        grid = read_grid(find(f"pglib_opf_case{CASES[name]}.m"))
+        if grid.cost[:, 0].any():
+            raise ValueError(f"{name} has quadratic costs, but this task is a linear program.")
+        moves = grid.most > grid.least
+        at = grid.generator_bus[moves]
+        given = -grid.shunt  # injected whatever is chosen
+        np.add.at(given, grid.generator_bus[~moves], grid.least[~moves])
+        loads = np.flatnonzero(grid.load)
+        transfer, constant = grid.transfer, grid.constant
+        least, most = grid.flow_least, grid.flow_most
+        labels = [f"branch {i}" for i in range(len(constant))]
+        if name in SECURED:
+            lost, factor = grid.outages()
+            pairs = [(line, k) for k in range(len(lost)) for line in range(len(constant)) if line != lost[k]]
+            line, k = np.array(pairs).T
+            share = factor[line, k]
+            transfer = np.concatenate([transfer, transfer[line] + share[:, None] * transfer[lost[k]]])
+            constant = np.concatenate([constant, constant[line] + share * constant[lost[k]]])
+            least, most = (np.concatenate([limit, EMERGENCY * limit[line]]) for limit in (least, most))
+            labels += [f"branch {line} without {lost[k]}" for line, k in pairs]
+        count = int(moves.sum())
+        self.n_in, self.n_out, self.branches = len(loads), count, len(grid.constant)
+        rows = np.concatenate([np.ones((1, count)), transfer[:, at], np.eye(count)])
+        self.A = torch.from_numpy(rows)
+        # Bounds are fixed + drawn @ load: what the loads draw has to be made good by the generators.
+        still = constant + transfer @ given
+        self.lower_fixed, self.upper_fixed = (
+            torch.from_numpy(np.concatenate([[-given.sum()], limit - still, power[moves]]))
+            for limit, power in ((least, grid.least), (most, grid.most))
+        )
+        self.drawn = torch.from_numpy(
+            np.concatenate([np.ones((1, len(loads))), transfer[:, loads], np.zeros((count, len(loads)))])
+        )
+        self.nominal_load = torch.from_numpy(grid.load[loads])
+        self._sides = EQUAL + BOTH * (len(rows) - 1)
+        self._names = ("balance", *labels, *(f"generator {i}" for i in np.flatnonzero(moves)))
+        self.cost = torch.from_numpy(grid.cost[moves, 1])
+        self.cost_of_others = float(grid.cost[:, 2].sum() + grid.cost[~moves, 1] @ grid.least[~moves])
+        self.nominal = torch.from_numpy((grid.least[moves] + grid.most[moves]) / 2)
+        self._plans: dict[str, Prepared] = {}
+        inputs = self._draw()
+        self.train, self.valid, self.test = inputs[: TRAIN + VALID + TEST].split((TRAIN, VALID, TEST))
+        self.scale = float(self.objective(self.nominal).abs())
+
+    def _draw(self) -> Tensor:
+        """Inputs that can be served; the others go aside."""
+        stream = np.random.RandomState(SEED)
+        common = stream.uniform(*COMMON, (DRAWS, 1))
+        factors = torch.from_numpy(common * stream.uniform(*OWN, (DRAWS, self.n_in)))
+        inputs = (factors - CENTRE) / SPREAD
+        served = torch.cat([self._serves(part) for part in inputs.split(250)])
+        self.aside = inputs[~served]
+        if int(served.sum()) < TRAIN + VALID + TEST:
+            raise ValueError(f"{self.name}: only {int(served.sum())} of {DRAWS} draws can be served.")
+        return inputs[served]
+
+    def _serves(self, x: Tensor) -> Tensor:
+        middle = self.nominal.expand(len(x), -1)
+        found = project(middle, self.build_set(x), search="active", on_infeasible="nan")
+        return found.status < Status.INFEASIBLE
+
+    def load_at(self, x: Tensor) -> Tensor:
+        """The loads of inputs x ``(..., n_in)``, per unit."""
+        return self.nominal_load * (CENTRE + SPREAD * x)
+
+    def build_set(self, x: Tensor) -> AffineSet:
+        """Balance, flows, powers; the rows are shared by all inputs."""
+        drawn = self.load_at(x) @ self.drawn.mT
+        return AffineSet.from_parts(
+            self.A, self.lower_fixed + drawn, self.upper_fixed + drawn, self._names, self._sides
+        )
+
+    def enforced(self, search: str) -> Callable[[Tensor], AffineSet | Prepared]:
+        """Only the bounds depend on the input."""
+
+        def at(x: Tensor) -> Prepared:
+            here = self.constraint(x)
+            if search not in self._plans:
+                self._plans[search] = prepare(here, search)
+            return self._plans[search].with_bounds(here.lower, here.upper)
+
+        return at
+
+    def objective(self, y: Tensor) -> Tensor:
+        """The cost of a dispatch in $/h, ``(...)``."""
+        return y @ self.cost + self.cost_of_others
+
+    def optimal_values(self) -> Tensor:
+        """By HiGHS, once in a process."""
+        return _optimal_values(self.name)
+
+    @property
+    def rows(self) -> dict[str, Callable[[], Tensor]]:
+        """See `tasks.METHODS`."""
+        return {"highs": self.solve_with_highs, "constant": self.project_constant, "direction": self.project_direction}
+
+    def project_constant(self) -> Tensor:
+        """The projection of the middle of all powers."""
+        return self._project(self.nominal)
+
+    def project_direction(self) -> Tensor:
+        """The projection of a point far away in the direction in which the cost falls."""
+        return self._project(self.nominal - FAR * self.cost / self.cost.norm())
+
+    def _project(self, point: Tensor) -> Tensor:
+        """The projection of one point for every load; each search begins with the rows of the first answer."""
+        here, points = self.build_set(self.test), point.expand(len(self.test), -1)
+        first = project(points[:1], here[:1], search="active")
+        return project(points, here, search="active", start=first.active.expand(len(points), -1)).value
+
+    def solve_with_highs(self) -> Tensor:
+        """HiGHS through scipy, one sample after the other.
+
+        Of the rows of lost branches it is given those that some answer has broken so far, and asked again until it
+        breaks none: what is optimal with fewer rows and keeps all of them is optimal.
+        """
+        try:
+            from scipy.optimize import linprog
+        except ImportError as missing:
+            raise ImportError('The HiGHS row needs scipy: pip install "caffnet[experiments]".') from missing
+        here = self.build_set(self.test.double())
+        A, c = self.A.double().cpu().numpy(), self.cost.double().cpu().numpy()
+        lower, upper = here.lower.cpu().numpy(), here.upper.cpu().numpy()
+        flows = np.arange(1, len(A) - self.n_out)
+        known = flows[: self.branches]
+        powers = np.stack([lower[0, -self.n_out :], upper[0, -self.n_out :]], 1)
+        answers = []
+        for low, high in zip(lower, upper, strict=True):
+            while True:
+                found = linprog(
+                    c,
+                    A_ub=np.concatenate([A[known], -A[known]]),
+                    b_ub=np.concatenate([high[known], -low[known]]),
+                    A_eq=A[:1],
+                    b_eq=high[:1],
+                    bounds=powers,
+                    method="highs",
+                )
+                if found.status != 0:
+                    raise RuntimeError(f"HiGHS failed: {found.message}")
+                value = A[flows] @ found.x
+                broken = flows[np.maximum(value - high[flows], low[flows] - value) > SERVED]
+                more = np.setdiff1d(broken, known)
+                if not len(more):
+                    break
+                known = np.concatenate([known, more])
+            answers.append(found.x)
+        return torch.from_numpy(np.stack(answers)).to(self.test)
+
+
+@functools.cache
+def _optimal_values(name: str) -> Tensor:
+    problem = DispatchProblem(name)
+    return problem.objective(problem.solve_with_highs())
