@@ -30,7 +30,7 @@ def build_model(config: RunConfig, problem: Problem, *, strict: bool = False) ->
         # No experiment of the paper has rows of full rank: there HardNet is a least-squares compromise between them.
         model = HardNet(_feedforward(config, problem), problem.constraint, check=False, penalty=None)
     elif method == "dc3":
-        model = DC3(_feedforward(config, problem), problem.constraint)
+        model = DC3(_feedforward(config, problem), problem.constraint, lr=problem.correction_rate)
     elif method == "fsnet":
         model = FSNet(_feedforward(config, problem), problem.constraint)
     elif method in ("post-hoc", "orthogonal"):

@@ -40,7 +40,7 @@ from caffnet_lab.experiments.shape import (
     one_of,
     shown,
 )
-from caffnet_lab.experiments.yardsticks.tasks import PROGRAMS
+from caffnet_lab.experiments.yardsticks.tasks import OPTIMISED
 from caffnet_lab.markup import one_line
 
 FORMAT = "caffnet-record-1"
@@ -61,13 +61,13 @@ VIOLATIONS: dict[str, Any] = {
     **dict.fromkeys(("mean_of_max?", "mean?", "percent?", "exact_zeros?", "entries?"), NUMBER),
 }
 GAPS = dict.fromkeys(("mean", "max", "min", "geometric", "percent", "max_percent"), NUMBER)
-OPTIMISED: dict[str, Any] = {
+OPTIMUM: dict[str, Any] = {
     **{"objective": NUMBER, "optimum": NUMBER, "gap": GAPS, "infeasible": NUMBER},
     **{"inequality": VIOLATIONS, "equality": VIOLATIONS},
 }
 #: The metrics of a network on the test set.
 METRICS: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(PROGRAMS, OPTIMISED),
+    **dict.fromkeys(OPTIMISED, OPTIMUM),
     "pwc": {"mse": NUMBER, "inequality": VIOLATIONS},
     "opt": {"objective": NUMBER, "inequality": VIOLATIONS, "equality": VIOLATIONS},
     "cbf": {
@@ -79,7 +79,7 @@ STRICT: dict[str, Any] = {"exact_inequality?": VIOLATIONS}
 POINT = Many(NUMBER, 2)
 INPUTS = Many(Many(NUMBER_OR_NULL, 2))
 CURVES: dict[str, dict[str, Any]] = {
-    **{task: {"gap_percent": Many(NUMBER)} for task in PROGRAMS},
+    **{task: {"gap_percent": Many(NUMBER)} for task in OPTIMISED},
     "pwc": {"y": Many(NUMBER_OR_NULL), **dict.fromkeys(("x", "target", "lower", "upper"), Many(NUMBER))},
     "opt": {},
     "cbf": {
@@ -90,7 +90,7 @@ CURVES: dict[str, dict[str, Any]] = {
 }
 #: Lists of a record that have one value for each of the same things.
 SAME_LENGTH: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(PROGRAMS, ()),
+    **dict.fromkeys(OPTIMISED, ()),
     "pwc": ("x", "y", "target", "lower", "upper"),
     "opt": (),
     "cbf": ("inputs", "nominal", "allowed_speed"),

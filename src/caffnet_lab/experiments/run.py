@@ -32,14 +32,16 @@ from caffnet_lab.experiments.records import (
     write_record,
 )
 from caffnet_lab.experiments.training import COST, PENALTY, WORST, DivergedError, Tick, Trained, train
+from caffnet_lab.experiments.yardsticks.dispatch import DispatchProblem
 from caffnet_lab.experiments.yardsticks.programs import LearnedProgram
-from caffnet_lab.experiments.yardsticks.tasks import PROGRAMS
+from caffnet_lab.experiments.yardsticks.tasks import GRIDS, PROGRAMS
 
 PROBLEMS: dict[str, Callable[..., Problem]] = {
     "pwc": PiecewiseProblem,
     "opt": SolverProblem,
     "cbf": DrivingProblem,
     **{name: partial(LearnedProgram, name) for name in PROGRAMS},
+    **{name: partial(DispatchProblem, name) for name in GRIDS},
 }
 
 

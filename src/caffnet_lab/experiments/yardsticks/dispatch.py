@@ -7,8 +7,8 @@ factor in [0.8, 1.1] times an independent one in [0.9, 1.1]. Draws that no dispa
 dcopf-118-n1 is secured against the loss of any one branch that is no bridge, where the others may carry `EMERGENCY`
 times their limit: 32 931 rows with two sides.
 
-**Without learning.** As t grows, the projection of ``m - t c / |c|`` minimises ``t cᵀp / |c| + ½ |p - m|²``: from some t
-on it is an optimum of the linear program.
+**Without learning.** The projection of ``m - t c / |c|`` minimises ``t cᵀp / |c| + ½ |p - m|²``: from some t on it is
+an optimum of the linear program.
 """
 
 from __future__ import annotations
@@ -51,6 +51,8 @@ class DispatchProblem(Yardstick):
         cost: of each generator that can be moved, $/h per unit, ``(n_out,)``.
         aside: draws that no dispatch serves.
     """
+
+    correction_rate = 1e-4
 
     def __init__(self, name: str, seed: int = 0):
         super().__init__()

@@ -12,6 +12,11 @@ from typing import Any
 #: The rows that solve, or project a point that needs no learning; nothing is trained.
 UNTRAINED = ("ipopt", "daqp", "highs", "constant", "minimiser", "sequential", "direction")
 
+PROGRAMS = ("dc3-simple", "dc3-nonconvex", "hardnet-opt", "snarenet-noncvx")
+GRIDS = ("dcopf-14", "dcopf-30", "dcopf-89", "dcopf-118", "dcopf-300", "dcopf-118-n1")
+#: Those whose answers are compared with an optimum.
+OPTIMISED = (*PROGRAMS, *GRIDS)
+
 _LEARNED = ("nn", "post-hoc", "hardnet", "dc3", "fsnet", "orthogonal", "caffnet-ff")
 _NONCONVEX = ("ipopt", "constant", "minimiser", "sequential", *_LEARNED)
 
@@ -20,14 +25,18 @@ METHODS: dict[str, tuple[str, ...]] = {
     "dc3-nonconvex": _NONCONVEX,
     "hardnet-opt": _NONCONVEX,
     "snarenet-noncvx": _NONCONVEX,
+    **dict.fromkeys(GRIDS, ("highs", "constant", "direction", *_LEARNED)),
 }
 YARDSTICKS = tuple(METHODS)
-PROGRAMS = ("dc3-simple", "dc3-nonconvex", "hardnet-opt", "snarenet-noncvx")
 
 #: Of the networks and of the order of their batches; the task itself is always the same one.
 SEEDS = (1, 2, 3, 4, 5)
-EPOCHS = {"dc3-simple": 40, "dc3-nonconvex": 80, "hardnet-opt": 40, "snarenet-noncvx": 60}
-QUICK_EPOCHS = dict.fromkeys(PROGRAMS, 1)
+EPOCHS = {
+    **{"dc3-simple": 40, "dc3-nonconvex": 80, "hardnet-opt": 40, "snarenet-noncvx": 60},
+    **dict.fromkeys(GRIDS, 20),
+    "dcopf-118-n1": 5,
+}
+QUICK_EPOCHS = dict.fromkeys(OPTIMISED, 1)
 
 
 def settings(task: str, method: str) -> dict[str, Any]:
@@ -37,6 +46,9 @@ def settings(task: str, method: str) -> dict[str, Any]:
         **{"hidden": 500, "activation": "silu", "gradient": "tangent", "search": "active"},
         "null_start": "zero" if method == "caffnet-ff" else "none",
     }
+    if task in GRIDS:
+        # The answers of a linear program are vertices, and a step of f from one to the next has a kink.
+        found |= {"batch": 50, "hidden": 200, "activation": "relu"}
     if method in ("dc3", "fsnet"):
         found["penalty_weight"] = 0.0  # their losses have terms of their own
     return found

@@ -21,10 +21,12 @@ class Yardstick(Problem):
         valid: inputs that settings may be chosen on, ``(V, n_in)``.
         scale: what the objective is divided by in the loss, so that learning rates and penalties mean the same in
             every task.
+        nominal: what the networks' outputs are added to, ``(n_out,)``; None for nothing.
     """
 
     valid: Tensor
     scale: float = 1.0
+    nominal: Tensor | None = None
 
     @abc.abstractmethod
     def objective(self, y: Tensor) -> Tensor:
@@ -42,17 +44,20 @@ class Yardstick(Problem):
     def loss(self, model: nn.Module, x: Tensor, penalty: str = "squared") -> Loss:
         """The sum of objectives, with the terms that a rival's own loss has."""
         if isinstance(model, Method):
-            output = model.run(x)
+            output = model.run(x, self._nominal_at(x))
             y, cost = output.y, len(x) * model.loss(self.objective(output.y).mean() / self.scale, output)
         else:
-            y = model(x)
+            y = model(x, self._nominal_at(x))
             cost = self.objective(y).sum() / self.scale
         return Loss(cost, *penalty_of(self.constraint(x).violation(y), penalty))
 
     def evaluate(self, model: nn.Module, exact: bool = False) -> Evaluation:
         """What `evaluate_points` says of the answers to the test set."""
         with torch.no_grad():
-            return self.evaluate_points(model(self.test), exact)
+            return self.evaluate_points(model(self.test, self._nominal_at(self.test)), exact)
+
+    def _nominal_at(self, x: Tensor) -> Tensor | None:
+        return None if self.nominal is None else self.nominal.expand(*x.shape[:-1], -1)
 
     def evaluate_points(self, y: Tensor, exact: bool = False) -> Evaluation:
         """Objective, gaps, violations, and the share of samples that break some row by more than 1e-6."""
@@ -69,7 +74,7 @@ class Yardstick(Problem):
 
     def forward_for_timing(self, model: nn.Module) -> Callable[[], Tensor]:
         """All test points in one call, as a new input: its constraints are part of the answer."""
-        return lambda: model(self.test.view_as(self.test))
+        return lambda: model(self.test.view_as(self.test), self._nominal_at(self.test))
 
     def solve(self, name: str) -> tuple[Tensor, float]:
         """The answers of a row without learning, and the milliseconds of its second call: the first warms up."""
