@@ -152,10 +152,16 @@ def _table(text: str, name: str, path: Path) -> np.ndarray:
     if found is None:
         raise CaseError(f"{path.name} is not a MATPOWER case: it has no table mpc.{name}.")
     lines = [line.split() for line in re.split(r"[;\n]", found[1]) if line.strip()]
+    least = {"bus": BUS_SHUNT, "gen": GEN_LEAST, "branch": MOST_ANGLE, "gencost": COST_FIRST}[name] + 1
     try:
-        return np.array(lines, dtype=np.float64)
+        table = np.array(lines, dtype=np.float64)
     except ValueError:
-        raise CaseError(f"{path.name} is not a MATPOWER case: mpc.{name} is no table of numbers.") from None
+        table = np.empty(0)
+    if table.ndim != 2 or table.shape[1] < least:
+        raise CaseError(
+            f"{path.name} is not a MATPOWER case: mpc.{name} is no table of at least {least} numbers a line."
+        )
+    return table
 
 
 def _number(text: str, path: Path) -> float:
