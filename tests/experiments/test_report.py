@@ -712,7 +712,7 @@ def test_a_report_of_times_alone(tmp_path):
             {"methods": {"nn": {"train_ms": None, "test_ms": 0}}},
             "is damaged: methods.nn.test_ms must be a number above 0, got 0.",
         ),
-        ({"task": "abc"}, "is damaged: task must be one of pwc, opt, cbf, got 'abc'."),
+        ({"task": "abc"}, "is damaged: task must be one of pwc, opt, cbf, dc3-simple"),
         ({"machine": None}, "is incomplete: it has no machine."),
     ],
 )

@@ -32,7 +32,7 @@ METHODS = {
 #: Known in every experiment of the paper, though not a row of every table.
 PAPER_METHODS = ("nn", "hardnet", "caffnet-ff", "caffnet-ff-lite", "caffnet-tf", "post-hoc")
 #: Every row of every table.
-ALL_METHODS = tuple(dict.fromkeys((*UNTRAINED, *PAPER_METHODS, *(m for rows in METHODS.values() for m in rows))))
+ALL_METHODS = tuple(dict.fromkeys((*PAPER_METHODS, *(m for rows in METHODS.values() for m in rows))))
 
 #: The seeds behind the paper's tables, and those of the yardsticks.
 SEEDS = {
