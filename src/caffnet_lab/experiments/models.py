@@ -56,7 +56,7 @@ def _null_space(w: nn.Module, config: RunConfig) -> dict[str, Any]:
     return {"null": w, "null_start": config.null_start, "lazy_null": by_itself}
 
 
-def _feedforward(config: RunConfig, problem: Problem) -> FeedForward:
+def _feedforward(config: RunConfig, problem: Problem) -> nn.Module:
     start = torch.get_rng_state()
     network = FeedForward(
         problem.n_in,
@@ -72,4 +72,4 @@ def _feedforward(config: RunConfig, problem: Problem) -> FeedForward:
         for layer in (module for module in network.double() if isinstance(module, nn.Linear)):
             layer.reset_parameters()
             nn.init.xavier_normal_(layer.weight)
-    return network
+    return network if problem.encoder is None else nn.Sequential(problem.encoder, network)

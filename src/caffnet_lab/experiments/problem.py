@@ -58,6 +58,7 @@ class Problem(abc.ABC):
         n_out: outputs of a network.
         train: training inputs, ``(N, n_in)``.
         test: test inputs, ``(M, n_in)``.
+        encoder: what a network sees of an input; None for the input itself.
         correction_rate: of DC3's corrections, as published: 1e-7, for power flow 1e-4.
     """
 
@@ -67,6 +68,7 @@ class Problem(abc.ABC):
     train: Tensor
     test: Tensor
     correction_rate: float = 1e-7
+    encoder: nn.Module | None = None
 
     def __init__(self) -> None:
         self._last: tuple[Tensor, AffineSet] | None = None
@@ -98,6 +100,11 @@ class Problem(abc.ABC):
     def evaluate_points(self, y: Tensor, exact: bool = False) -> Evaluation:
         """`evaluate` for given answers to the test set, where the task has rows that are not trained."""
         raise NotImplementedError(f"{self.name} judges models, not answers.")
+
+    def judge(self, name: str) -> tuple[Evaluation, float]:
+        """The evaluation of a row that is not trained, and the milliseconds that its answers took."""
+        answers, milliseconds = self.solve(name)
+        return self.evaluate_points(answers), milliseconds
 
     def constraint(self, x: Tensor) -> AffineSet:
         """`build_set`, remembered for the last input: layer, penalty and metric ask one after the other."""

@@ -13,12 +13,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from caffnet_lab.experiments.campaign import OnDone, OnTick
 from caffnet_lab.experiments.config import RunConfig
 from caffnet_lab.experiments.training import Tick
-from caffnet_lab.experiments.yardsticks.tasks import OPTIMISED
+from caffnet_lab.experiments.yardsticks.tasks import DRIVES, FORECASTS, OPTIMISED
 
 #: The number that a run is judged by; a dot goes into a group.
 HEADLINE = {
     **{"pwc": ("mse", "MSE"), "opt": ("objective", "objective"), "cbf": ("cost", "cost")},
     **dict.fromkeys(OPTIMISED, ("gap.percent", "gap in %")),
+    **dict.fromkeys(FORECASTS, ("score", "scaled error")),
+    **dict.fromkeys(DRIVES, ("cost", "cost")),
 }
 
 

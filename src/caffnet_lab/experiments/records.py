@@ -40,7 +40,7 @@ from caffnet_lab.experiments.shape import (
     one_of,
     shown,
 )
-from caffnet_lab.experiments.yardsticks.tasks import OPTIMISED
+from caffnet_lab.experiments.yardsticks.tasks import DRIVES, FORECASTS, OPTIMISED
 from caffnet_lab.markup import one_line
 
 FORMAT = "caffnet-record-1"
@@ -65,9 +65,16 @@ OPTIMUM: dict[str, Any] = {
     **{"objective": NUMBER, "optimum": NUMBER, "gap": GAPS, "infeasible": NUMBER},
     **{"inequality": VIOLATIONS, "equality": VIOLATIONS},
 }
+FORECAST: dict[str, Any] = {
+    **dict.fromkeys(("score", "incoherence", "negative", "infeasible"), NUMBER),
+    "inequality": VIOLATIONS,
+}
+DRIVEN: dict[str, Any] = {**dict.fromkeys(("cost", "collided", "clearance"), NUMBER), "inequality": VIOLATIONS}
 #: The metrics of a network on the test set.
 METRICS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(OPTIMISED, OPTIMUM),
+    **dict.fromkeys(FORECASTS, FORECAST),
+    **dict.fromkeys(DRIVES, DRIVEN),
     "pwc": {"mse": NUMBER, "inequality": VIOLATIONS},
     "opt": {"objective": NUMBER, "inequality": VIOLATIONS, "equality": VIOLATIONS},
     "cbf": {
@@ -80,6 +87,8 @@ POINT = Many(NUMBER, 2)
 INPUTS = Many(Many(NUMBER_OR_NULL, 2))
 CURVES: dict[str, dict[str, Any]] = {
     **{task: {"gap_percent": Many(NUMBER)} for task in OPTIMISED},
+    **{task: dict.fromkeys(("target", "forecast"), Many(NUMBER)) for task in FORECASTS},
+    **{task: {"paths": Many(Many(POINT))} for task in DRIVES},
     "pwc": {"y": Many(NUMBER_OR_NULL), **dict.fromkeys(("x", "target", "lower", "upper"), Many(NUMBER))},
     "opt": {},
     "cbf": {
@@ -91,6 +100,8 @@ CURVES: dict[str, dict[str, Any]] = {
 #: Lists of a record that have one value for each of the same things.
 SAME_LENGTH: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(OPTIMISED, ()),
+    **dict.fromkeys(FORECASTS, ("target", "forecast")),
+    **dict.fromkeys(DRIVES, ()),
     "pwc": ("x", "y", "target", "lower", "upper"),
     "opt": (),
     "cbf": ("inputs", "nominal", "allowed_speed"),

@@ -33,8 +33,10 @@ from caffnet_lab.experiments.records import (
 )
 from caffnet_lab.experiments.training import COST, PENALTY, WORST, DivergedError, Tick, Trained, train
 from caffnet_lab.experiments.yardsticks.dispatch import DispatchProblem
+from caffnet_lab.experiments.yardsticks.driving import EllipseProblem
+from caffnet_lab.experiments.yardsticks.forecast import ForecastProblem
 from caffnet_lab.experiments.yardsticks.programs import LearnedProgram
-from caffnet_lab.experiments.yardsticks.tasks import GRIDS, PROGRAMS
+from caffnet_lab.experiments.yardsticks.tasks import DRIVES, FORECASTS, GRIDS, PROGRAMS
 
 PROBLEMS: dict[str, Callable[..., Problem]] = {
     "pwc": PiecewiseProblem,
@@ -42,6 +44,8 @@ PROBLEMS: dict[str, Callable[..., Problem]] = {
     "cbf": DrivingProblem,
     **{name: partial(LearnedProgram, name) for name in PROGRAMS},
     **{name: partial(DispatchProblem, name) for name in GRIDS},
+    **{name: partial(ForecastProblem, name) for name in FORECASTS},
+    **{name: partial(EllipseProblem, name) for name in DRIVES},
 }
 
 
@@ -171,7 +175,6 @@ def _training_part(config: RunConfig, model: nn.Module, trained: Trained) -> dic
 
 
 def _solve(config: RunConfig, problem: Problem) -> dict[str, Any]:
-    answers, milliseconds = problem.solve(config.method)
-    found = problem.evaluate_points(answers)
+    found, milliseconds = problem.judge(config.method)
     metrics = found.metrics | {"test_ms": milliseconds}
     return {"training": None, "evaluation": metrics, "curves": rounded(found.curves)}

@@ -24,7 +24,14 @@ from caffnet_lab.experiments.shape import is_number
 #: Colours that colour-blind readers can tell apart (Okabe and Ito).
 COLOURS = {
     **{"ipopt": "#000000", "daqp": "#000000", "highs": "#000000"},
-    **{"constant": "#BBBBBB", "minimiser": "#999999", "direction": "#777777", "sequential": "#444444"},
+    **{
+        "base": "#BBBBBB",
+        "mint": "#999999",
+        "constant": "#BBBBBB",
+        "minimiser": "#999999",
+        "direction": "#777777",
+        "sequential": "#444444",
+    },
     **{"orthogonal": "#8B2500", "dc3": "#009E73", "fsnet": "#F0E442"},
     "nn": "#E69F00",
     "hardnet": "#0072B2",

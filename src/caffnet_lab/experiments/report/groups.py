@@ -16,6 +16,8 @@ TITLES = {
     "ipopt": "IPOPT",
     "daqp": "DAQP",
     "highs": "HiGHS",
+    "base": "No learning: base forecasts",
+    "mint": "No learning: MinT",
     "constant": "No learning: a constant, projected",
     "minimiser": "No learning: the unconstrained minimiser, projected in the metric of the objective",
     "sequential": "No learning: 50 projections of gradient steps",

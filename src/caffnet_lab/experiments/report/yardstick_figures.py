@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from caffnet_lab.experiments.config import UNTRAINED
 from caffnet_lab.experiments.report.figures import COLOURS, DASHED, STYLE, lowest_losses
-from caffnet_lab.experiments.report.groups import TITLES, Group
+from caffnet_lab.experiments.report.groups import TITLES, Group, main_groups
 from caffnet_lab.experiments.shape import is_number
 
 LEAST = 1e-6  # percent: what lies below is drawn there
@@ -17,10 +17,12 @@ SOLVERS = ("ipopt", "daqp", "highs")
 
 def yardstick_figures(groups: list[Group]) -> dict[str, tuple[str, Figure]]:
     """Every figure that these groups of one task allow: name -> (caption, figure)."""
-    groups = [group for group in groups if not group.changes]
+    if not groups:
+        return {}
+    groups = main_groups(groups, groups[0].task, groups[0].protocol)
     drawn: dict[str, tuple[str, Figure]] = {}
     with matplotlib.rc_context(STYLE):
-        gaps = gap_distribution(groups)
+        gaps = gap_distribution(groups) if "gap_percent" in groups[0].records[0]["curves"] else None
         if gaps is not None:
             caption = (
                 "Share of the test samples whose gap to the optimum is at least so large, first seed; dashed: methods "

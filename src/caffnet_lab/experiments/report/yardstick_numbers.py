@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from caffnet_lab.experiments.yardsticks.tasks import FORECASTS
+
 
 @dataclasses.dataclass(frozen=True)
 class Row:
@@ -54,6 +56,17 @@ PUBLISHED: dict[str, tuple[Row, ...]] = {
         Row("DC3, SnareNet's paper", {"gap.geometric": 2.68, "gap.max": 8.81}),
         Row("H-Proj, SnareNet's paper", {"gap.geometric": 3.72, "gap.max": 597.0}),
     ),
+    "hardnet-cbf": (
+        Row("CBF-QP, HardNet's paper", {"cost": 948.32}),
+        Row("HardNet-Aff, its paper", {"cost": 518.85}),
+        Row("Soft (rows broken by 6.92), HardNet's paper", {"cost": 480.10}),
+        Row("DC3 (rows broken by 6.86), HardNet's paper", {"cost": 480.21}),
+    ),
+    "forecast-wiki2": (
+        Row("AutoETS, the last seven days (Nixtla)", {"score": 1.0108}),
+        Row("the same, MinT with equal variances (Nixtla)", {"score": 0.9777}),
+        Row("the same, non-negative (Nixtla)", {"score": 0.9393}),
+    ),
 }
 
 _EXACT = {"inequality.max": 1e-12, "equality.max": 1e-12}
@@ -87,6 +100,19 @@ GOALS: dict[str, tuple[Goal, ...]] = {
             "Learned: f(y) - f* at most 0.001 in the geometric mean, 0.01 in the worst sample.",
             _LEARNED,
             {"gap.geometric": 1e-3, "gap.max": 1e-2, **_EXACT},
+        ),
+    ),
+    "hardnet-cbf": (
+        Goal("Learned: cost at most 500, safe on all starts.", _LEARNED, {"cost": 500.0, "collided": 0.0}),
+    ),
+    **dict.fromkeys(
+        FORECASTS,
+        (
+            Goal(
+                "Reconciled: forecasts add up and are never negative.",
+                ("minimiser", *_LEARNED),
+                {"incoherence": 0.0, "negative": 0.0, "infeasible": 0.0, "inequality.max": 0.0},
+            ),
         ),
     ),
     **dict.fromkeys(("dcopf-14", "dcopf-30", "dcopf-89"), (_OUTRIGHT,)),

@@ -11,6 +11,7 @@ from caffnet_lab.experiments.report.formats import number
 from caffnet_lab.experiments.report.groups import TITLES, Group, commands, full_runs, mean_and_spread
 from caffnet_lab.experiments.report.tables import EMPTY, Cell, Table
 from caffnet_lab.experiments.report.yardstick_numbers import GOALS, PUBLISHED, Goal, Row
+from caffnet_lab.experiments.yardsticks.tasks import DRIVES, FORECASTS, OPTIMISED
 
 NAMES = {
     "dc3-simple": "DC3's convex program",
@@ -23,6 +24,10 @@ NAMES = {
     "dcopf-118": "Dispatch, 118 buses",
     "dcopf-300": "Dispatch, 300 buses",
     "dcopf-118-n1": "Dispatch, 118 buses, secure against the loss of any branch",
+    "hardnet-cbf": "HardNet's safe control",
+    "forecast-tourismsmall": "Coherent forecasts: Australian tourism",
+    "forecast-labour": "Coherent forecasts: Australian labour",
+    "forecast-wiki2": "Coherent forecasts: Wikipedia views",
 }
 INTRODUCTION = (
     "Public tasks that hard-constrained networks are compared on, written by `caffnet report` from the records; rows "
@@ -40,15 +45,21 @@ INTRODUCTION = (
     "- **dcopf**: the cheapest dispatch of PGLib's grids for random loads, with power balance, limits of generators "
     "and of line flows (DC model; shunts, phase shifters and angle limits are modelled, tap ratios have no say in this "
     "model; all costs are linear). dcopf-118-n1 has 32 931 rows with two sides.",
+    "- **hardnet-cbf**: drive a unicycle past two ellipses, with barrier functions as rows; “base” is the nominal "
+    "controller, its projection in every step the usual quadratic program.",
+    "- **forecast**: forecasts of series that add up and cannot be negative; the projection, in the metric of the "
+    "base forecasts' errors, is non-negative MinT. A network learns a correction of the base forecasts.",
 )
 MEASURES = (
     "In the tables: mean over seeds, sample standard deviation in brackets. “Gap” is the distance to the optimiser's "
     "objective: of the means in percent, and of the worst sample of all seeds in percent of its own optimum; it says "
     "little where a method is infeasible. “Infeasible” is the share of test samples that break some row by more than "
-    "1e-6; “true max” is the largest violation of all rows, samples and seeds. T_train is per epoch and T_test for "
+    "1e-6 (of forecasts: that do not add up or are negative); “true max” is the largest violation of all rows, samples "
+    "and seeds. “Error” is the squared error of all series over that of the last known value. T_train is per epoch and T_test for "
     "the whole test set, of runs that shared a busy machine: compare methods in the table of speeds."
 )
-COLUMNS: tuple[tuple[str, str], ...] = (
+_TIMES = (("train_ms", "T_train (ms)"), ("test_ms", "T_test (ms)"))
+_OPTIMISED: tuple[tuple[str, str], ...] = (
     ("objective", "Objective"),
     ("gap.percent", "Gap (%)"),
     ("gap.max_percent", "worst gap (%)"),
@@ -57,10 +68,35 @@ COLUMNS: tuple[tuple[str, str], ...] = (
     ("infeasible", "Infeasible (%)"),
     ("inequality.max", "ineq. true max"),
     ("equality.max", "eq. true max"),
-    ("train_ms", "T_train (ms)"),
-    ("test_ms", "T_test (ms)"),
+    *_TIMES,
 )
-LARGEST = ("gap.max_percent", "gap.max", "inequality.max", "equality.max")
+_FORECAST = (
+    ("score", "Error"),
+    ("incoherence", "sums apart by"),
+    ("negative", "Negative (%)"),
+    ("infeasible", "Infeasible (%)"),
+    ("inequality.max", "sign true max"),
+    *_TIMES,
+)
+_DRIVEN = (
+    ("cost", "Cost"),
+    ("collided", "Collided (%)"),
+    ("clearance", "Clearance"),
+    ("inequality.max", "rows true max"),
+    *_TIMES,
+)
+COLUMNS: dict[str, tuple[tuple[str, str], ...]] = {
+    **dict.fromkeys(OPTIMISED, _OPTIMISED),
+    **dict.fromkeys(FORECASTS, _FORECAST),
+    **dict.fromkeys(DRIVES, _DRIVEN),
+}
+#: What methods are compared by, seed by seed.
+JUDGED = {
+    **dict.fromkeys(OPTIMISED, ("gap.percent", "Gap above ours (points)")),
+    **dict.fromkeys(FORECASTS, ("score", "Error above ours")),
+    **dict.fromkeys(DRIVES, ("cost", "Cost above ours")),
+}
+LARGEST = ("gap.max_percent", "gap.max", "inequality.max", "equality.max", "incoherence", "collided")
 #: Half of the 95 % interval of a mean in standard errors, for 1, 2, ... degrees of freedom (Student).
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 REFERENCE = "orthogonal"
@@ -78,9 +114,9 @@ def yardstick_tables(groups: Sequence[Group], task: str) -> list[Table]:
 def results_table(groups: list[Group], task: str) -> Table:
     """One row per method and setting, then the published rows."""
     rows = [_measured(group) for group in groups]
-    published = [_published(row) for row in PUBLISHED.get(task, ())]
+    published = [_published(row, task) for row in PUBLISHED.get(task, ())]
     quiet = frozenset(range(len(rows), len(rows) + len(published)))
-    labels = ("Method", "Seeds", "Epochs", *(label for _, label in COLUMNS))
+    labels = ("Method", "Seeds", "Epochs", *(label for _, label in COLUMNS[task]))
     return Table(task, f"{NAMES[task]} ({task})", "", labels, (*rows, *published), quiet, commands(groups))
 
 
@@ -88,36 +124,37 @@ def _measured(group: Group) -> tuple[Cell, ...]:
     trained = group.method not in UNTRAINED
     seeds = Cell(text=" ".join(map(str, group.seeds))) if trained else EMPTY
     cells = [Cell(text=group.title), seeds, Cell(text=str(group.epochs)) if trained else EMPTY]
-    for key, _ in COLUMNS:
+    for key, _ in COLUMNS[group.task]:
         values = group.values(key)
         cells.append(Cell(max(values, default=None)) if key in LARGEST else Cell(*mean_and_spread(values)))
     return tuple(cells)
 
 
-def _published(row: Row) -> tuple[Cell, ...]:
-    return (Cell(text=row.name), EMPTY, EMPTY, *(Cell(row.values.get(key)) for key, _ in COLUMNS))
+def _published(row: Row, task: str) -> tuple[Cell, ...]:
+    return (Cell(text=row.name), EMPTY, EMPTY, *(Cell(row.values.get(key)) for key, _ in COLUMNS[task]))
 
 
 def paired_table(groups: list[Group], task: str) -> Table | None:
-    """By how much the gap of each method exceeds that of CAffNet without w, on the seeds that both have."""
+    """By how much each method's figure exceeds that of CAffNet without w, on the seeds that both have."""
+    column, label = JUDGED[task]
     ours = next((g for g in full_runs(groups) if g.method == REFERENCE and not g.changes), None)
     if ours is None:
         return None
-    mine = dict(zip(ours.seeds, ours.values("gap.percent"), strict=True))
+    mine = dict(zip(ours.seeds, ours.values(column), strict=True))
     rows = []
     for group in full_runs(groups):
         if group is ours or group.method in UNTRAINED:
             continue
-        theirs = dict(zip(group.seeds, group.values("gap.percent"), strict=True))
+        theirs = dict(zip(group.seeds, group.values(column), strict=True))
         apart = [theirs[seed] - mine[seed] for seed in sorted(mine.keys() & theirs.keys())]
         if apart:
             rows.append((Cell(text=group.title), Cell(text=str(len(apart))), *paired(apart)))
     if not rows:
         return None
-    columns = ("Method", "Seeds", "Gap above ours (points)", "95 % interval", "Verdict")
+    columns = ("Method", "Seeds", label, "95 % interval", "Verdict")
     note = (
-        f"Pairs of runs with the same seed: the gap in percent of each method less that of {TITLES[REFERENCE]}; "
-        "Student's interval over the seeds. Methods that are infeasible may have a smaller objective for that reason."
+        f"Pairs of runs with the same seed: the figure of each method less that of {TITLES[REFERENCE]}; Student's "
+        "interval over the seeds. Methods that are infeasible may have a smaller figure for that reason."
     )
     return Table(f"{task}-paired", f"Seed by seed ({task})", note, columns, tuple(rows))
 
@@ -157,5 +194,5 @@ def judge_goal(goal: Goal, runs: dict[str, Group]) -> str:
         for column, limit in goal.limits.items():
             worst = max(group.values(column), default=math.inf)
             holds = holds and worst <= limit
-            told.append(f"{dict(COLUMNS)[column]} {number(worst)}")
+            told.append(f"{dict(COLUMNS[group.task])[column]} {number(worst)}")
     return f"{'' if complete else 'so far '}{'holds' if holds else 'does not hold'}: {', '.join(told)}"

@@ -10,10 +10,12 @@ from __future__ import annotations
 from typing import Any
 
 #: The rows that solve, or project a point that needs no learning; nothing is trained.
-UNTRAINED = ("ipopt", "daqp", "highs", "constant", "minimiser", "sequential", "direction")
+UNTRAINED = ("ipopt", "daqp", "highs", "base", "mint", "constant", "minimiser", "sequential", "direction")
 
 PROGRAMS = ("dc3-simple", "dc3-nonconvex", "hardnet-opt", "snarenet-noncvx")
 GRIDS = ("dcopf-14", "dcopf-30", "dcopf-89", "dcopf-118", "dcopf-300", "dcopf-118-n1")
+FORECASTS = ("forecast-tourismsmall", "forecast-labour", "forecast-wiki2")
+DRIVES = ("hardnet-cbf",)
 #: Those whose answers are compared with an optimum.
 OPTIMISED = (*PROGRAMS, *GRIDS)
 
@@ -26,6 +28,8 @@ METHODS: dict[str, tuple[str, ...]] = {
     "hardnet-opt": _NONCONVEX,
     "snarenet-noncvx": _NONCONVEX,
     **dict.fromkeys(GRIDS, ("highs", "constant", "direction", *_LEARNED)),
+    **dict.fromkeys(DRIVES, ("base", "minimiser", *(m for m in _LEARNED if m != "fsnet"))),
+    **dict.fromkeys(FORECASTS, ("daqp", "base", "mint", "minimiser", *_LEARNED)),
 }
 YARDSTICKS = tuple(METHODS)
 
@@ -35,8 +39,10 @@ EPOCHS = {
     **{"dc3-simple": 40, "dc3-nonconvex": 80, "hardnet-opt": 40, "snarenet-noncvx": 60},
     **dict.fromkeys(GRIDS, 20),
     "dcopf-118-n1": 5,
+    "hardnet-cbf": 100,
+    **{"forecast-tourismsmall": 6, "forecast-labour": 6, "forecast-wiki2": 2},  # longer, they learn the past by heart
 }
-QUICK_EPOCHS = dict.fromkeys(OPTIMISED, 1)
+QUICK_EPOCHS = dict.fromkeys(YARDSTICKS, 1)
 
 
 def settings(task: str, method: str) -> dict[str, Any]:
@@ -49,6 +55,10 @@ def settings(task: str, method: str) -> dict[str, Any]:
     if task in GRIDS:
         # The answers of a linear program are vertices, and a step of f from one to the next has a kink.
         found |= {"batch": 50, "hidden": 200, "activation": "relu"}
+    if task in FORECASTS:
+        found |= {"batch": 50, "hidden": 50}
+    if task in DRIVES:
+        found |= {"batch": 100, "hidden": 200, "penalty_weight": 1.0}
     if method in ("dc3", "fsnet"):
         found["penalty_weight"] = 0.0  # their losses have terms of their own
     return found
