@@ -55,8 +55,8 @@ MEASURES = (
     "objective: of the means in percent, and of the worst sample of all seeds in percent of its own optimum; it says "
     "little where a method is infeasible. “Infeasible” is the share of test samples that break some row by more than "
     "1e-6 (of forecasts: that do not add up or are negative); “true max” is the largest violation of all rows, samples "
-    "and seeds. “Error” is the squared error of all series over that of the last known value. T_train is per epoch and T_test for "
-    "the whole test set, of runs that shared a busy machine: compare methods in the table of speeds."
+    "and seeds. “Error” is the squared error of all series over that of the last known value. T_train is per epoch and "
+    "T_test for the whole test set, of runs that shared a busy machine: compare methods in the table of speeds."
 )
 _TIMES = (("train_ms", "T_train (ms)"), ("test_ms", "T_test (ms)"))
 _OPTIMISED: tuple[tuple[str, str], ...] = (

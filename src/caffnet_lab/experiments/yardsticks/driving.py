@@ -65,7 +65,7 @@ class EllipseBarrier(Barrier):
         return (away.square() * scale).sum(-1) - 1
 
     def _parts(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """The way c - m and its velocity ``(..., 2, 2)``, 1 / r², and the directions ahead and aside ``(..., 1, 2)``."""
+        """The way c - m and its velocity ``(..., 2, 2)``, 1 / r², and the directions ahead and aside."""
         ellipses = x.new_tensor(ELLIPSES)
         angle = x[..., 2]
         ahead = torch.stack([angle.cos(), angle.sin()], -1).unsqueeze(-2)
