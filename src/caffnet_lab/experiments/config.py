@@ -30,7 +30,9 @@ METHODS = {
     **yardsticks.METHODS,
 }
 #: Known in every experiment of the paper, though not a row of every table.
-PAPER_METHODS = ("nn", "hardnet", "caffnet-ff", "caffnet-ff-lite", "caffnet-tf", "post-hoc")
+PAPER_METHODS = ("nn", "hardnet", "caffnet-ff", "caffnet-ff-lite", "caffnet-tf", "post-hoc", "repair")
+#: These begin with the weights of the soft network: projected as it is, or frozen while a null-space head is trained.
+FROM_SOFT = ("post-hoc", "repair")
 #: Every row of every table.
 ALL_METHODS = tuple(dict.fromkeys((*PAPER_METHODS, *(m for rows in METHODS.values() for m in rows))))
 
@@ -170,9 +172,14 @@ class RunConfig:
         return f"{self.task} {self.protocol} {self.method} seed {self.seed}"
 
     @property
+    def soft(self) -> RunConfig:
+        """The soft network with the same settings, which a post-hoc projection and a repair begin with."""
+        return dataclasses.replace(self, method="nn")
+
+    @property
     def trained(self) -> RunConfig:
         """The run whose weights this one evaluates: a post-hoc projection trains nothing, it takes the soft network."""
-        return dataclasses.replace(self, method="nn") if self.method == "post-hoc" else self
+        return self.soft if self.method == "post-hoc" else self
 
 
 @dataclasses.dataclass(frozen=True)
@@ -318,7 +325,7 @@ def _protocol_settings(task: str, method: str, protocol: str) -> dict[str, Any]:
     n_in, n_out = SIZES[task]
     budget = 2 * feedforward_size(n_in, n_out, HIDDEN)
     headless = protocol == "ours" and task == "cbf" and method.startswith("caffnet-ff")
-    if method in ("nn", "hardnet", "post-hoc") or headless:
+    if method in ("nn", "hardnet", *FROM_SOFT) or headless:
         settings["hidden"] = _nearest(lambda h: feedforward_size(n_in, n_out, h), budget)
     elif method == "caffnet-tf":
         settings["feedforward"] = _nearest(lambda h: transformer_size(n_in, n_out, h), budget)

@@ -36,6 +36,9 @@ def build_model(config: RunConfig, problem: Problem, *, strict: bool = False) ->
     elif method in ("post-hoc", "orthogonal"):
         f = _feedforward(config, problem)
         model = CAffNet(f, problem.enforced(config.search), search=config.search, **options)
+    elif method == "repair":
+        f, w = _feedforward(config, problem), _feedforward(config, problem)
+        model = CAffNet(f, problem.enforced(config.search), **_null_space(w, config), search=config.search, **options)
     elif method in ("caffnet-ff", "caffnet-ff-lite"):
         search = "lite" if method.endswith("lite") else config.search
         f, w = _feedforward(config, problem), _feedforward(config, problem)

@@ -129,6 +129,8 @@ def _train(
     group: Group,
 ) -> dict[str, Any]:
     learner = build_model(config.trained, problem)
+    if config.method == "repair":
+        _freeze_soft_backbone(learner, config, problem, path, every, on_tick, group)
     trained = train(config.trained, problem, learner, path, group=group, every=every, on_tick=on_tick)
     model = learner
     if config.method == "post-hoc":
@@ -136,6 +138,24 @@ def _train(
         model.load_state_dict(learner.state_dict())
     model.eval()
     return {"training": _training_part(config, learner, trained), **_evaluate(config, problem, model)}
+
+
+def _freeze_soft_backbone(
+    learner: nn.Module,
+    config: RunConfig,
+    problem: Problem,
+    path: Path,
+    every: float,
+    on_tick: Callable[[Tick], None] | None,
+    group: Group,
+) -> None:
+    """Put the soft network, trained now or before, into the backbone, and leave its weights as they are."""
+    assert isinstance(learner, CAffNet)
+    soft = build_model(config.soft, problem)
+    beside = path.with_name(f"{config.soft.name}{path.suffix}")
+    train(config.soft, problem, soft, beside, group=group, every=every, on_tick=on_tick)
+    learner.backbone.load_state_dict(soft.backbone.state_dict())
+    learner.backbone.requires_grad_(False)
 
 
 def _evaluate(config: RunConfig, problem: Problem, model: nn.Module) -> dict[str, Any]:

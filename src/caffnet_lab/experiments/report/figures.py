@@ -39,6 +39,7 @@ COLOURS = {
     "caffnet-ff-lite": "#CC79A7",
     "caffnet-tf": "#009E73",
     "post-hoc": "#56B4E9",
+    "repair": "#882255",
 }
 #: Methods that often coincide with another one, which then shows through.
 DASHED = {"hardnet": (0, (5, 2)), "caffnet-ff-lite": (0, (3, 2))}

@@ -31,6 +31,7 @@ TITLES = {
     "caffnet-ff-lite": "CAffNet-FF (Lite)",
     "caffnet-tf": "CAffNet-TF",
     "post-hoc": "NN, projected afterwards",
+    "repair": "NN, frozen, repaired by w",
 }
 ORDER = tuple(TITLES)
 FIRST_EPOCHS = 4000  # what the paper shows of the training loss
