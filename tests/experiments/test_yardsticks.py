@@ -7,21 +7,26 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from scipy.optimize import linprog
 
 from caffnet import AffineSet
+from caffnet.control import Barrier
 from caffnet_lab.experiments.config import ConfigError, load_campaign, resolve
 from caffnet_lab.experiments.models import build_model
 from caffnet_lab.experiments.opt import solve_with_ipopt
-from caffnet_lab.experiments.run import build_problem, run_one
+from caffnet_lab.experiments.run import build_problem, checkpoint_path, run_one
 from caffnet_lab.experiments.yardsticks import data, dispatch
 from caffnet_lab.experiments.yardsticks.data import find
 from caffnet_lab.experiments.yardsticks.dispatch import CASES, SECURED, DispatchProblem
+from caffnet_lab.experiments.yardsticks.driving import EllipseBarrier, EllipseProblem
+from caffnet_lab.experiments.yardsticks.forecast import ForecastProblem
 from caffnet_lab.experiments.yardsticks.gaps import gap_curve, gap_metrics
 from caffnet_lab.experiments.yardsticks.grid import CaseError, Grid, read_grid
+from caffnet_lab.experiments.yardsticks.hierarchy import base_forecasts, shrunk_covariance
 from caffnet_lab.experiments.yardsticks.metric import project_in_metric
 from caffnet_lab.experiments.yardsticks.programs import INSTANCES, LearnedProgram
-from caffnet_lab.experiments.yardsticks.tasks import GRIDS, METHODS, PROGRAMS, UNTRAINED, YARDSTICKS
+from caffnet_lab.experiments.yardsticks.tasks import FORECASTS, GRIDS, METHODS, PROGRAMS, UNTRAINED, YARDSTICKS
 
 needs_data = pytest.mark.skipif(not data.FOLDER.is_dir(), reason=f"needs {data.FOLDER}")
 
@@ -333,6 +338,125 @@ def test_data_that_are_not_there_are_named(monkeypatch, tmp_path):
         DispatchProblem("dcopf-14")
 
 
+# ---------------------------------------------------------------------------------------------------- forecasts
+
+
+def test_base_forecasts_by_hand():
+    """One series with season 2: its change over a season, or itself, smoothed with the best of the weights."""
+    y = np.array([[1.0], [5.0], [2.0], [6.0], [3.0], [7.0], [4.0], [8.0]])  # grows by 1 in every season
+    for lead in (1, 2):
+        found = base_forecasts(y, 2, lead, 6)
+        assert np.isnan(found[: 2 + lead]).all()
+        np.testing.assert_allclose(found[2 + lead :], y[2 + lead :])
+    with pytest.raises(ValueError, match="lead must be from 1 to a season of 2, got 3"):
+        base_forecasts(y, 2, 3, 6)
+
+
+def test_base_forecasts_know_only_the_past():
+    y = np.random.RandomState(0).normal(size=(30, 3))
+    later = y.copy()
+    later[20:] += 100.0
+    for lead in (1, 3):
+        a, b = (base_forecasts(v, 4, lead, 15) for v in (y, later))
+        np.testing.assert_array_equal(a[: 20 + lead], b[: 20 + lead])
+        assert (a[20 + lead] != b[20 + lead]).all()
+
+
+def test_covariances_are_drawn_to_their_diagonal():
+    stream = np.random.RandomState(0)
+    independent = stream.normal(size=(50, 4)) * [1.0, 2.0, 3.0, 4.0]
+    shrunk, full = shrunk_covariance(independent), np.cov(independent.T, bias=True)
+    np.testing.assert_allclose(np.diag(shrunk), np.diag(full))
+    off = ~np.eye(4, dtype=bool)
+    assert np.abs(shrunk[off]).max() < 0.5 * np.abs(full[off]).max()
+    common = stream.normal(size=(5000, 1)) + 0.1 * stream.normal(size=(5000, 3))
+    np.testing.assert_allclose(shrunk_covariance(common), np.cov(common.T, bias=True), rtol=0.01)
+    assert (np.linalg.eigvalsh(shrunk_covariance(stream.normal(size=(5, 20)))) > 0).all()  # more series than times
+
+
+@needs_data
+@pytest.mark.parametrize("name", FORECASTS)
+def test_reconciled_forecasts_are_the_optimum_of_the_quadratic_program(name):
+    problem = ForecastProblem(name)
+    y, other = problem.take_projection(), problem.take_daqp()
+    torch.testing.assert_close(y, other, rtol=1e-9, atol=1e-9 * float(y.abs().max()))
+    found = problem.evaluate_points(y).metrics
+    assert found["incoherence"] == found["negative"] == found["infeasible"] == found["inequality"]["max"] == 0
+    # Where no bound binds it is MinT.
+    free = (problem.take_mint() >= 0).all(-1)
+    torch.testing.assert_close(y[free], problem.take_mint()[free], rtol=1e-9, atol=1e-9 * float(y.abs().max()))
+
+
+@needs_data
+def test_mint_is_the_least_squares_answer_in_the_metric():
+    problem = ForecastProblem("forecast-labour")
+    base, y = problem.take_base()[0], problem.take_mint()[0]
+    # R'R = S'W⁻¹S and mint = (R'R)⁻¹ S'W⁻¹, so S'W⁻¹ (ŷ - y) = R'R mint (ŷ - y) = 0.
+    left = problem.root.mT @ problem.root @ problem.mint
+    assert (left @ (base - y)).abs().max() < 1e-9 * (left.abs() @ base.abs()).max()
+    torch.testing.assert_close(problem.mint @ problem.sums, torch.eye(problem.n_out, dtype=torch.float64))
+
+
+@needs_data
+def test_forecasts_train_and_their_targets_travel_with_the_batch():
+    config = resolve("forecast-tourismsmall", "orthogonal", 1, "ours", {"hidden": 8})
+    problem = build_problem(config)
+    model = build_model(config, problem)
+    known, target = problem.train[:5].split(problem.n_in, -1)
+    y = problem.forecasts(model(known, problem.nominal_at(known)))
+    expected = (y - target).square().sum() / problem.train_scale
+    assert problem.loss(model, problem.train[:5]).cost.item() == pytest.approx(expected.item())
+
+
+# ---------------------------------------------------------------------------------------------------- driving
+
+
+def test_the_barrier_of_ellipses_and_its_gradient():
+    barrier = EllipseBarrier()
+    x = torch.randn(20, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    value, gradient = barrier.evaluate(x)
+    plain_value, plain_gradient = Barrier.evaluate(barrier, x)  # by automatic differentiation
+    torch.testing.assert_close(value, plain_value)
+    torch.testing.assert_close(gradient, plain_gradient)
+    problem, step = EllipseProblem(), 1e-6
+    moved = x + step * problem.system.velocity(x, torch.zeros(20, 2, dtype=torch.float64))
+    rate = (barrier.clearance(moved) - barrier.clearance(x)) / step
+    torch.testing.assert_close(value, rate + 10 * barrier.clearance(x), rtol=1e-4, atol=1e-4)
+
+
+def test_starts_are_safe_and_split_as_published():
+    problem = EllipseProblem()
+    assert [len(part) for part in (problem.train, problem.valid, problem.test)] == [833, 83, 84]
+    starts = torch.cat([problem.train, problem.valid, problem.test])
+    assert (problem.barrier(starts) >= 0).all() and (starts[:, 3:] == 0).all()
+    assert (starts[:, 0] >= -4).all() and (starts[:, 0] <= -3.5).all()
+
+
+def test_the_nominal_controller_collides_and_its_projection_does_not():
+    problem = EllipseProblem()
+    problem.test = problem.test[:10]
+    nominal, projected = (problem.judge(name)[0].metrics for name in ("base", "minimiser"))
+    assert nominal["collided"] == 100 and nominal["inequality"]["max"] > 1
+    assert projected["collided"] == 0 and projected["inequality"]["max"] < 1e-9
+    assert projected["cost"] == pytest.approx(948.32, rel=0.05)  # published, on other starts
+    with pytest.raises(NotImplementedError, match="hardnet-cbf has no row highs"):
+        problem.judge("highs")
+
+
+def test_steps_are_divided_where_the_input_is_large():
+    """An input of ten thresholds takes ten parts; the state ends where one Euler step would with a constant drift."""
+    problem = EllipseProblem()
+    calls = []
+
+    def policy(x, nominal):
+        calls.append(len(x))
+        return torch.tensor([[1000.0, 0.0]], dtype=torch.float64).expand(len(x), 2)
+
+    cost, _, _ = problem._drive(policy, problem.test[:1], "squared", path := [])
+    assert len(path) == 50 and len(calls) >= 500
+    assert cost.item() > 0.1 * 1000**2 * 0.99  # R u² over one second
+
+
 # ---------------------------------------------------------------------------------------------------- runs
 
 
@@ -345,6 +469,18 @@ def test_runs_make_records(tmp_path):
         if method not in ("nn", "dc3"):
             assert found["infeasible"] == 0 and found["equality"]["max"] < 1e-12
     assert CASES.keys() == set(GRIDS) and INSTANCES.keys() == set(PROGRAMS) and set(SECURED) < set(GRIDS)
+
+
+def test_a_repair_keeps_the_soft_network_and_trains_w(tmp_path):
+    config = resolve("opt", "repair", 1, "ours", {"epochs": 3, "hidden": 10})
+    record = run_one(config, tmp_path)
+    soft, repaired = (load_file(checkpoint_path(tmp_path, c)) for c in (config.soft, config))
+    before = build_model(config, build_problem(config)).state_dict()
+    for name, weight in repaired.items():
+        if name.startswith("model.backbone"):
+            assert torch.equal(weight, soft[name.replace("model", "best", 1)])
+    assert any(not torch.equal(repaired[f"model.{name}"], t) for name, t in before.items() if name.startswith("null"))
+    assert record["evaluation"]["equality"]["max"] < 1e-12
 
 
 def test_a_problem_without_such_a_row_says_so():
