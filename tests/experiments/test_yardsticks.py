@@ -293,6 +293,15 @@ def test_the_layer_is_the_solver_of_linear_programs(name):
 
 
 @needs_data
+def test_warm_highs_finds_the_same_optima():
+    pytest.importorskip("highspy")
+    problem = DispatchProblem("dcopf-89")
+    problem.test = problem.test[:50]
+    cold, warm = (problem.objective(y) for y in (problem.solve_with_highs(), problem.solve_with_warm_highs()))
+    torch.testing.assert_close(cold, warm, rtol=1e-9, atol=0)
+
+
+@needs_data
 def test_draws_that_are_kept_aside_have_no_dispatch():
     problem = DispatchProblem("dcopf-30")
     assert len(problem.aside) > 10

@@ -23,7 +23,7 @@ from caffnet_lab.experiments.shape import is_number
 
 #: Colours that colour-blind readers can tell apart (Okabe and Ito).
 COLOURS = {
-    **{"ipopt": "#000000", "daqp": "#000000", "highs": "#000000"},
+    **{"ipopt": "#000000", "daqp": "#000000", "highs": "#000000", "highs-warm": "#000000"},
     **{
         "base": "#BBBBBB",
         "mint": "#999999",

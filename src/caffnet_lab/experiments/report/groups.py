@@ -16,6 +16,7 @@ TITLES = {
     "ipopt": "IPOPT",
     "daqp": "DAQP",
     "highs": "HiGHS",
+    "highs-warm": "HiGHS, warm",
     "base": "No learning: base forecasts",
     "mint": "No learning: MinT",
     "constant": "No learning: a constant, projected",

@@ -131,7 +131,7 @@ DRIVES = (
 )
 
 #: Of the rows that are optimisers the one that others are compared with comes first.
-SOLVERS = ("ipopt", "daqp", "highs")
+SOLVERS = ("ipopt", "daqp", "highs-warm", "highs")
 DROPOUT = "The paper's feed-forward rows were measured with dropout still on."
 
 

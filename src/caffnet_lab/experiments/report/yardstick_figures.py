@@ -12,7 +12,7 @@ from caffnet_lab.experiments.shape import is_number
 
 LEAST = 1e-6  # percent: what lies below is drawn there
 LEAST_LOSS = 1e-4  # of the loss above the lowest, over the number of samples that the lowest stands for
-SOLVERS = ("ipopt", "daqp", "highs")
+SOLVERS = ("ipopt", "daqp", "highs", "highs-warm")
 
 
 def yardstick_figures(groups: list[Group]) -> dict[str, tuple[str, Figure]]:

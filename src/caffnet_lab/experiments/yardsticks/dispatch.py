@@ -157,7 +157,12 @@ class DispatchProblem(Yardstick):
     @property
     def rows(self) -> dict[str, Callable[[], Tensor]]:
         """See `tasks.METHODS`."""
-        return {"highs": self.solve_with_highs, "constant": self.project_constant, "direction": self.project_direction}
+        return {
+            "highs": self.solve_with_highs,
+            "highs-warm": self.solve_with_warm_highs,
+            "constant": self.project_constant,
+            "direction": self.project_direction,
+        }
 
     def project_constant(self) -> Tensor:
         """The projection of the middle of all powers."""
@@ -172,6 +177,35 @@ class DispatchProblem(Yardstick):
         here, points = self.build_set(self.test), point.expand(len(self.test), -1)
         first = project(points[:1], here[:1], search="active")
         return project(points, here, search="active", start=first.active.expand(len(points), -1)).value
+
+    def solve_with_warm_highs(self) -> Tensor:
+        """HiGHS through its own interface: one model whose bounds change, begun with the basis of the sample before."""
+        try:
+            import highspy
+        except ImportError as missing:
+            raise ImportError('The warm HiGHS row needs highspy: pip install "caffnet[experiments]".') from missing
+        here, count = self.build_set(self.test.double()), self.n_out
+        lower, upper = here.lower.cpu().numpy(), here.upper.cpu().numpy()
+        rows = self.A.double().cpu().numpy()[:-count]
+        model = highspy.HighsLp()
+        model.num_col_, model.num_row_ = count, len(rows)
+        model.col_cost_ = self.cost.double().cpu().numpy()
+        model.col_lower_, model.col_upper_ = lower[0, -count:], upper[0, -count:]
+        model.row_lower_, model.row_upper_ = lower[0, :-count], upper[0, :-count]
+        model.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
+        model.a_matrix_.start_ = np.arange(0, rows.size + 1, count)
+        model.a_matrix_.index_, model.a_matrix_.value_ = np.tile(np.arange(count), len(rows)), rows.ravel()
+        solver = highspy.Highs()
+        solver.setOptionValue("output_flag", False)
+        solver.passModel(model)
+        index, answers = np.arange(len(rows), dtype=np.int32), []
+        for low, high in zip(lower[:, :-count], upper[:, :-count], strict=True):
+            solver.changeRowsBounds(len(rows), index, low, high)
+            solver.run()
+            if solver.getModelStatus() != highspy.HighsModelStatus.kOptimal:
+                raise RuntimeError(f"HiGHS failed: {solver.modelStatusToString(solver.getModelStatus())}.")
+            answers.append(np.array(solver.getSolution().col_value))
+        return torch.from_numpy(np.stack(answers)).to(self.test)
 
     def solve_with_highs(self) -> Tensor:
         """HiGHS through scipy, one sample after the other.

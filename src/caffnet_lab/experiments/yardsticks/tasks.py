@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 #: The rows that solve, or project a point that needs no learning; nothing is trained.
-UNTRAINED = ("ipopt", "daqp", "highs", "base", "mint", "constant", "minimiser", "sequential", "direction")
+UNTRAINED = ("ipopt", "daqp", "highs", "highs-warm", "base", "mint", "constant", "minimiser", "sequential", "direction")
 
 PROGRAMS = ("dc3-simple", "dc3-nonconvex", "hardnet-opt", "snarenet-noncvx")
 GRIDS = ("dcopf-14", "dcopf-30", "dcopf-89", "dcopf-118", "dcopf-300", "dcopf-118-n1")
@@ -27,7 +27,7 @@ METHODS: dict[str, tuple[str, ...]] = {
     "dc3-nonconvex": _NONCONVEX,
     "hardnet-opt": _NONCONVEX,
     "snarenet-noncvx": _NONCONVEX,
-    **dict.fromkeys(GRIDS, ("highs", "constant", "direction", *_LEARNED)),
+    **dict.fromkeys(GRIDS, ("highs", "highs-warm", "constant", "direction", *_LEARNED)),
     **dict.fromkeys(DRIVES, ("base", "minimiser", *(m for m in _LEARNED if m != "fsnet"))),
     **dict.fromkeys(FORECASTS, ("daqp", "base", "mint", "minimiser", *_LEARNED)),
 }
