@@ -86,7 +86,7 @@ STRICT: dict[str, Any] = {"exact_inequality?": VIOLATIONS}
 POINT = Many(NUMBER, 2)
 INPUTS = Many(Many(NUMBER_OR_NULL, 2))
 CURVES: dict[str, dict[str, Any]] = {
-    **{task: {"gap_percent": Many(NUMBER)} for task in OPTIMISED},
+    **{task: {"gap_percent": Many(NUMBER), "flows?": Many(NUMBER)} for task in OPTIMISED},
     **{task: dict.fromkeys(("target", "forecast"), Many(NUMBER)) for task in FORECASTS},
     **{task: {"paths": Many(Many(POINT))} for task in DRIVES},
     "pwc": {"y": Many(NUMBER_OR_NULL), **dict.fromkeys(("x", "target", "lower", "upper"), Many(NUMBER))},

@@ -1,14 +1,16 @@
-"""Figures of the yardsticks: how the gaps are distributed, and how the loss falls over time."""
+"""Figures of the yardsticks: gaps, losses over time, flows of a dispatch, forecasts, ways past obstacles."""
 
 from __future__ import annotations
 
 import matplotlib
 from matplotlib.figure import Figure
+from matplotlib.patches import Ellipse
 
 from caffnet_lab.experiments.config import UNTRAINED
 from caffnet_lab.experiments.report.figures import COLOURS, DASHED, STYLE, lowest_losses
 from caffnet_lab.experiments.report.groups import TITLES, Group, main_groups
 from caffnet_lab.experiments.shape import is_number
+from caffnet_lab.experiments.yardsticks.tasks import DRIVES, ELLIPSES, FORECASTS
 
 LEAST = 1e-6  # percent: what lies below is drawn there
 LEAST_LOSS = 1e-4  # of the loss above the lowest, over the number of samples that the lowest stands for
@@ -33,6 +35,19 @@ def yardstick_figures(groups: list[Group]) -> dict[str, tuple[str, Figure]]:
         if losses is not None:
             caption = "Training loss above the lowest of all methods, over the seconds of training, first seed."
             drawn["loss"] = (caption, losses)
+        for name, caption, draw in (
+            (
+                "flows",
+                "Flows of all branches for the largest test load, from the lower limit (-1) to the upper one (1), in "
+                "the order of the optimum's; what lies outside is broken.",
+                dispatched_flows,
+            ),
+            ("forecasts", "The bottom series that is most often zero, one step ahead, in the test times.", forecasts),
+            ("paths", "The way of the axle from eight test starts, and the ellipses; first seed.", paths),
+        ):
+            figure = draw(groups)
+            if figure is not None:
+                drawn[name] = (caption, figure)
     return drawn
 
 
@@ -81,8 +96,73 @@ def loss_over_time(groups: list[Group]) -> Figure | None:
     return figure
 
 
+def dispatched_flows(groups: list[Group]) -> Figure | None:
+    """Binding lines: those at -1 or 1."""
+    curves = {group.method: group.records[0]["curves"].get("flows") for group in groups}
+    best = curves.get("direction") or curves.get("highs")
+    shown = [
+        group for group in groups if group.method in ("nn", "dc3", "orthogonal", "direction") and curves[group.method]
+    ]
+    if best is None or not shown:
+        return None
+    order = sorted(range(len(best)), key=lambda i: best[i])
+    figure = Figure(figsize=(6.4, 3.0), layout="constrained")
+    ax = figure.subplots()
+    for limit in (-1, 1):
+        ax.axhline(limit, color="black", linewidth=0.8, linestyle=":")
+    for group in shown:
+        values = [curves[group.method][i] for i in order]
+        ax.plot(values, ".", color=COLOURS[group.method], label=_short_title(group), markersize=4)
+    ax.set_xlabel("Branch")
+    ax.set_ylabel("Flow within its limits")
+    figure.legend(loc="outside right upper")
+    return figure
+
+
+def forecasts(groups: list[Group]) -> Figure | None:
+    """Base forecasts, MinT, and what keeps the signs."""
+    shown = [group for group in groups if group.method in ("base", "mint", "minimiser", "orthogonal")]
+    shown = [group for group in shown if "forecast" in group.records[0]["curves"]]
+    if not shown:
+        return None
+    figure = Figure(figsize=(6.4, 3.0), layout="constrained")
+    ax = figure.subplots()
+    ax.axhline(0, color="black", linewidth=0.8, linestyle=":")
+    ax.plot(shown[0].records[0]["curves"]["target"], color="black", linewidth=1.0, label="what came")
+    for group in shown:
+        style = DASHED["hardnet"] if group.method == "mint" else "-"
+        values = group.records[0]["curves"]["forecast"]
+        ax.plot(values, color=COLOURS[group.method], label=_short_title(group), linestyle=style, linewidth=1.1)
+    ax.set_xlabel("Time in the test")
+    ax.set_ylabel("Value")
+    figure.legend(loc="outside right upper")
+    return figure
+
+
+def paths(groups: list[Group]) -> Figure | None:
+    """The plane with the ellipses."""
+    shown = [group for group in groups if group.method in ("base", "minimiser", "nn", "orthogonal")]
+    shown = [group for group in shown if "paths" in group.records[0]["curves"]]
+    if not shown:
+        return None
+    figure = Figure(figsize=(6.4, 3.0), layout="constrained")
+    ax = figure.subplots()
+    for x, y, width, height in ELLIPSES:
+        ax.add_patch(Ellipse((x, y), 2 * width, 2 * height, facecolor="#BDBDBD", edgecolor="#777777"))
+    for group in shown:
+        for i, path in enumerate(group.records[0]["curves"]["paths"]):
+            label = _short_title(group) if i == 0 else None
+            ax.plot(*zip(*path, strict=True), color=COLOURS[group.method], label=label, linewidth=0.9)
+    ax.set_aspect("equal")
+    ax.set_xlabel("$p_x$ (m)")
+    ax.set_ylabel("$p_y$ (m)")
+    figure.legend(loc="outside right upper")
+    return figure
+
+
 def _short_title(group: Group) -> str:
     """The title without the sentence that explains it."""
-    return {"minimiser": "minimiser, projected", "sequential": "50 projections"}.get(
-        group.method, TITLES[group.method].removeprefix("No learning: ")
-    )
+    short = {"minimiser": "minimiser, projected", "sequential": "50 projections"}
+    short |= {"minimiser": "CBF-QP"} if group.task in DRIVES else {}
+    short |= {"minimiser": "non-negative MinT"} if group.task in FORECASTS else {}
+    return short.get(group.method, TITLES[group.method].removeprefix("No learning: "))

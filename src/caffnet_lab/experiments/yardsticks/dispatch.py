@@ -23,6 +23,7 @@ from torch import Tensor
 
 from caffnet import AffineSet, Prepared, Status, prepare, project
 from caffnet.constraints import BOTH, EQUAL
+from caffnet_lab.experiments.problem import Evaluation
 from caffnet_lab.experiments.yardsticks.data import find
 from caffnet_lab.experiments.yardsticks.grid import read_grid
 from caffnet_lab.experiments.yardsticks.yardstick import Yardstick
@@ -149,6 +150,15 @@ class DispatchProblem(Yardstick):
     def objective(self, y: Tensor) -> Tensor:
         """The cost of a dispatch in $/h, ``(...)``."""
         return y @ self.cost + self.cost_of_others
+
+    def evaluate_points(self, y: Tensor, exact: bool = False) -> Evaluation:
+        """As always; and for a figure the flows of one sample, the one with the largest load."""
+        found = super().evaluate_points(y, exact)
+        here, shown = self.build_set(self.test), int(self.load_at(self.test).sum(-1).argmax())
+        flow = (self.A @ y[shown])[1 : self.branches + 1]
+        low, high = (bound[shown, 1 : self.branches + 1] for bound in (here.lower, here.upper))
+        share = 2 * (flow - low) / (high - low) - 1  # from -1 at the lower limit to 1 at the upper one
+        return Evaluation(found.metrics, found.curves | {"flows": share.tolist()})
 
     def optimal_values(self) -> Tensor:
         """By HiGHS, once in a process."""

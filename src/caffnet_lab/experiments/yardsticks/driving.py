@@ -23,10 +23,10 @@ from torch import Tensor, nn
 from caffnet import AffineSet, project
 from caffnet.control import Barrier, BarrierConstraint, ControlAffine, linear
 from caffnet_lab.experiments.problem import Evaluation, Loss, Problem, penalty_of, time_forward, violation_metrics
+from caffnet_lab.experiments.yardsticks.tasks import ELLIPSES
 
 SAMPLES, SEED, SPLITS = 1000, 17, (833, 83, 84)
 LOWER, UPPER = (-4.0, 0.0, -math.pi / 4, 0.0, 0.0), (-3.5, 0.5, -math.pi / 8, 0.0, 0.0)
-ELLIPSES = ((-2.25, 0.5, 0.5, 0.75), (-0.8, 0.0, 0.5, 0.5))  # centre, radii
 AHEAD, KAPPA, ALPHA = 0.1, 10.0, 20.0
 DT, STEPS, THRESHOLD = 0.02, 50, 100.0
 STATE_WEIGHTS, INPUT_WEIGHT = (100.0, 100.0, 0.0, 0.1, 0.1), 0.1

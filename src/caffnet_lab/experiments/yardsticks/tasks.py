@@ -16,6 +16,7 @@ PROGRAMS = ("dc3-simple", "dc3-nonconvex", "hardnet-opt", "snarenet-noncvx")
 GRIDS = ("dcopf-14", "dcopf-30", "dcopf-89", "dcopf-118", "dcopf-300", "dcopf-118-n1")
 FORECASTS = ("forecast-tourismsmall", "forecast-labour", "forecast-wiki2")
 DRIVES = ("hardnet-cbf",)
+ELLIPSES = ((-2.25, 0.5, 0.5, 0.75), (-0.8, 0.0, 0.5, 0.5))  # obstacles of hardnet-cbf: centre, radii
 #: Those whose answers are compared with an optimum.
 OPTIMISED = (*PROGRAMS, *GRIDS)
 
