@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from caffnet import CAffNet
+from caffnet.methods import Soft
 from caffnet_lab.experiments.cbf import DrivingProblem
 from caffnet_lab.experiments.config import PAPER_TASKS, UNTRAINED, ConfigError, RunConfig
 from caffnet_lab.experiments.distributed import Group
@@ -150,8 +151,9 @@ def _freeze_soft_backbone(
     group: Group,
 ) -> None:
     """Put the soft network, trained now or before, into the backbone, and leave its weights as they are."""
-    assert isinstance(learner, CAffNet)
     soft = build_model(config.soft, problem)
+    assert isinstance(learner, CAffNet)
+    assert isinstance(soft, Soft)
     beside = path.with_name(f"{config.soft.name}{path.suffix}")
     train(config.soft, problem, soft, beside, group=group, every=every, on_tick=on_tick)
     learner.backbone.load_state_dict(soft.backbone.state_dict())

@@ -19,6 +19,7 @@ from caffnet_lab.experiments.report.claims import claims_table
 from caffnet_lab.experiments.report.figures import figures, save
 from caffnet_lab.experiments.report.formats import as_csv, as_latex, as_markdown, latex_document, latex_figure
 from caffnet_lab.experiments.report.groups import Group, group_records, main_groups, sources
+from caffnet_lab.experiments.report.null_space import null_space_table
 from caffnet_lab.experiments.report.page import build_page
 from caffnet_lab.experiments.report.summary import summary_table
 from caffnet_lab.experiments.report.tables import (
@@ -145,7 +146,7 @@ def _yardsticks_page(groups: list[Group]) -> Page:
         yardsticks.NAMES,
         lambda task: yardsticks.yardstick_tables(groups, task),
         lambda task: yardstick_figures([group for group in groups if group.task == task]),
-        None,
+        null_space_table(groups),
     )
 
 

@@ -62,8 +62,9 @@ def gap_distribution(groups: list[Group]) -> Figure | None:
         quantiles = group.records[0]["curves"]["gap_percent"]
         share = [100 * (1 - i / (len(quantiles) - 1)) for i in range(len(quantiles))]
         broken = group.records[0]["evaluation"]["infeasible"] > 0
-        style = {"color": COLOURS[group.method], "linestyle": "--" if broken else "-"}
-        ax.plot([max(gap, LEAST) for gap in quantiles], share, label=_short_title(group), **style)
+        dashes = "--" if broken else "-"
+        gaps = [max(gap, LEAST) for gap in quantiles]
+        ax.plot(gaps, share, label=_short_title(group), color=COLOURS[group.method], linestyle=dashes)
     ax.set_xscale("log")
     ax.set_xlabel("Gap to the optimum (%)")
     ax.set_ylabel("Samples (%)")

@@ -54,6 +54,7 @@ class DispatchProblem(Yardstick):
 
     Attributes:
         cost: of each generator that can be moved, $/h per unit, ``(n_out,)``.
+        middle: of the powers that each can have.
         aside: draws that no dispatch serves.
     """
 
@@ -101,10 +102,10 @@ class DispatchProblem(Yardstick):
         self._names = ("balance", *labels, *(f"generator {i}" for i in np.flatnonzero(moves)))
         self.cost = torch.from_numpy(grid.cost[moves, 1])
         self.cost_of_others = float(grid.cost[:, 2].sum() + grid.cost[~moves, 1] @ grid.least[~moves])
-        self.nominal = torch.from_numpy((grid.least[moves] + grid.most[moves]) / 2)
+        self.nominal = self.middle = torch.from_numpy((grid.least[moves] + grid.most[moves]) / 2)
         self._plans: dict[str, Prepared] = {}
         self.train, self.valid, self.test = self._draw(sum(SIZES[name])).split(SIZES[name])
-        self.scale = float(self.objective(self.nominal).abs())
+        self.scale = float(self.objective(self.middle).abs())
 
     def _draw(self, wanted: int) -> Tensor:
         """So many inputs that can be served; what cannot goes aside."""
@@ -121,7 +122,7 @@ class DispatchProblem(Yardstick):
         return inputs[served][:wanted]
 
     def _serves(self, x: Tensor) -> Tensor:
-        middle = self.nominal.expand(len(x), -1)
+        middle = self.middle.expand(len(x), -1)
         found = project(middle, self.build_set(x), search="active", on_infeasible="nan")
         return found.status < Status.INFEASIBLE
 
@@ -176,11 +177,11 @@ class DispatchProblem(Yardstick):
 
     def project_constant(self) -> Tensor:
         """The projection of the middle of all powers."""
-        return self._project(self.nominal)
+        return self._project(self.middle)
 
     def project_direction(self) -> Tensor:
         """The projection of a point far away in the direction in which the cost falls."""
-        return self._project(self.nominal - FAR * self.cost / self.cost.norm())
+        return self._project(self.middle - FAR * self.cost / self.cost.norm())
 
     def _project(self, point: Tensor) -> Tensor:
         """The projection of one point for every load; each search begins with the rows of the first answer."""
@@ -191,7 +192,7 @@ class DispatchProblem(Yardstick):
     def solve_with_warm_highs(self) -> Tensor:
         """HiGHS through its own interface: one model whose bounds change, begun with the basis of the sample before."""
         try:
-            import highspy
+            import highspy  # pyright: ignore[reportMissingImports]
         except ImportError as missing:
             raise ImportError('The warm HiGHS row needs highspy: pip install "caffnet[experiments]".') from missing
         here, count = self.build_set(self.test.double()), self.n_out

@@ -156,8 +156,8 @@ def _table(text: str, name: str, path: Path) -> np.ndarray:
     try:
         table = np.array(lines, dtype=np.float64)
     except ValueError:
-        table = np.empty(0)
-    if table.ndim != 2 or table.shape[1] < least:
+        table = np.empty((0, 0))
+    if table.ndim != 2 or table.shape[-1] < least:
         raise CaseError(
             f"{path.name} is not a MATPOWER case: mpc.{name} is no table of at least {least} numbers a line."
         )
