@@ -10,8 +10,8 @@ from caffnet_lab.experiments.report.yardsticks import JUDGED
 
 STARTS = ("none", "zero", "random")
 NOTE = (
-    "Lower is better. opt: the largest distance of the mean objective to IPOPT's over the seeds, and how many seeds; in "
-    "the last two columns f is a soft network, trained and then frozen: projected as it is, or with w trained alone "
+    "Lower is better. opt: the largest distance of the mean objective to IPOPT's over the seeds, and how many seeds; "
+    "in the last two columns f is a soft network, trained and then frozen: projected as it is, or with w trained alone "
     "(`caffnet run opt --protocol ours --method repair`). The yardsticks: the mean of the figure that methods are "
     "compared by (gap in percent, error, cost), with the tangent gradient; whether a difference is one stands in their "
     "tables."
