@@ -42,6 +42,8 @@ def test_every_row_resolves_and_what_is_not_trained_runs_once(task):
     for method in METHODS[task]:
         assert sum(config.method == method for config in runs) == (1 if method in UNTRAINED else 5)
     assert resolve(task, "post-hoc", 1, "ours").trained == resolve(task, "nn", 1, "ours")
+    solvers = [config for config in load_campaign(task=task, seeds=[4]).runs if config.method in UNTRAINED]
+    assert {config.seed for config in solvers} == {1}
 
 
 def test_yardsticks_have_one_protocol():
@@ -490,6 +492,12 @@ def test_a_repair_keeps_the_soft_network_and_trains_w(tmp_path):
             assert torch.equal(weight, soft[name.replace("model", "best", 1)])
     assert any(not torch.equal(repaired[f"model.{name}"], t) for name, t in before.items() if name.startswith("null"))
     assert record["evaluation"]["equality"]["max"] < 1e-12
+
+
+@pytest.mark.parametrize(("protocol", "settings"), [("paper", {}), ("ours", {"null_start": "none"})])
+def test_a_repair_needs_an_f_that_stays_and_a_w(protocol, settings):
+    with pytest.raises(ConfigError, match="repair keeps f as it is and trains w"):
+        resolve("opt", "repair", 1, protocol, settings)
 
 
 def test_a_problem_without_such_a_row_says_so():

@@ -236,7 +236,7 @@ class Campaign:
         protocol = self.protocol or default_protocol(self.task)
         # What is not trained has no seed but that of its task: in a yardstick, which is one task, it runs once.
         pairs = (
-            (seeds[0] if self.task in YARDSTICKS and method in UNTRAINED else seed, method)
+            (SEEDS[self.task][0] if self.task in YARDSTICKS and method in UNTRAINED else seed, method)
             for seed in seeds
             for method in methods
         )
@@ -303,6 +303,11 @@ def resolve(
     if config.search == "paper" and config.gradient != "exact":
         told = f'search "paper" goes with gradient "exact", got {config.gradient!r}'
         raise ConfigError(f'{told}: set search = "full" too.')
+    if config.method == "repair" and (config.batch_norm or config.dropout or config.null_start == "none"):
+        raise ConfigError(
+            "repair keeps f as it is and trains w: set batch_norm=false and dropout=0, which would change f, and "
+            'null_start to "zero" or "random".'
+        )
     if not 0 <= config.dropout < 1:
         raise ConfigError(f"dropout must be in [0, 1), got {config.dropout}.")
     return config
