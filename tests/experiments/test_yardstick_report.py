@@ -10,6 +10,7 @@ from caffnet_lab.experiments.records import read_records, read_timings, write_re
 from caffnet_lab.experiments.report import write_report, yardsticks
 from caffnet_lab.experiments.report.formats import as_markdown, cell_text
 from caffnet_lab.experiments.report.groups import group_records
+from caffnet_lab.experiments.report.null_space import null_space_table
 from caffnet_lab.experiments.report.yardstick_numbers import GOALS, PUBLISHED
 from caffnet_lab.experiments.report.yardsticks import COLUMNS, NAMES, STUDENT, paired, yardstick_tables
 from caffnet_lab.experiments.yardsticks.tasks import FORECASTS, OPTIMISED, UNTRAINED, YARDSTICKS
@@ -75,6 +76,7 @@ def test_methods_are_paired_by_seed_and_infeasible_ones_are_marked():
         ["NN", "2", "1.0000"],
         ["CAffNet without w [gradient=exact]", "1", "0.0990"],
     ]
+    assert [cell_text(row[-1]) for row in pairs.rows] == ["it breaks rows", "open: one seed"]
     assert [cell_text(row[1]) for row in goals.rows] == [
         "so far holds: Gap (%) 0.0030, worst gap (%) 0.0030, ineq. true max 0, eq. true max 0",
         "open: no full runs of No learning: the unconstrained minimiser, projected in the metric of the objective",
@@ -93,6 +95,28 @@ def test_every_yardstick_has_a_name_columns_and_goals():
         assert {column for goal in goals for column in goal.limits} <= {key for key, _ in COLUMNS[task]}
     for task, rows in PUBLISHED.items():
         assert {key for row in rows for key in row.values} <= {key for key, _ in COLUMNS[task]}
+
+
+def test_runs_with_and_without_w():
+    def opt(method: str, value: float, **settings) -> dict:
+        config = resolve("opt", method, 1, "ours", settings)
+        broken = dict.fromkeys(("mean_of_max", "max", "mean", "percent"), 0.0) | {"exact_zeros": 1, "entries": 2}
+        found = {"objective": value, "inequality": broken, "equality": broken, "test_ms": 1.0}
+        same = made("dc3-simple", "nn")
+        training = None if method == "ipopt" else same["training"]
+        fields = {field: getattr(config, field) for field in config.__dataclass_fields__}
+        return same | {"name": config.name, "config": fields, "training": training, "evaluation": found, "curves": {}}
+
+    records = [opt("ipopt", -1.0), opt("caffnet-ff", -0.9), opt("caffnet-ff", -0.99, null_start="none")]
+    records += [opt("post-hoc", -0.5), opt("repair", -0.95), opt("caffnet-ff", -0.7, null_start="none", clip=1.0)]
+    records += [made("dcopf-14", "orthogonal", value=0.2), made("dcopf-14", "caffnet-ff", value=0.3)]
+    table = null_space_table(group_records(records))
+    assert table is not None
+    assert [[cell_text(cell) for cell in row] for row in table.rows] == [
+        ["opt ours: CAffNet-FF", "0.0100, 1 seed", "0.1000, 1 seed", "–", "0.5000, 1 seed", "0.0500, 1 seed"],
+        ["dcopf-14: CAffNet-FF", "0.2000", "0.3000", "–", "–", "–"],
+    ]
+    assert null_space_table(group_records(records[:2])) is None
 
 
 def test_the_page_is_written_beside_that_of_the_paper(tmp_path, monkeypatch):

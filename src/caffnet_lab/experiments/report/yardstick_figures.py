@@ -33,7 +33,10 @@ def yardstick_figures(groups: list[Group]) -> dict[str, tuple[str, Figure]]:
             drawn["gaps"] = (caption, gaps)
         losses = loss_over_time(groups)
         if losses is not None:
-            caption = "Training loss above the lowest of all methods, over the seconds of training, first seed."
+            caption = (
+                "Training loss above the lowest of all methods, over the seconds of training, first seed; the losses of "
+                "NN, DC3 and FSNet have their penalties in them."
+            )
             drawn["loss"] = (caption, losses)
         for name, caption, draw in (
             (

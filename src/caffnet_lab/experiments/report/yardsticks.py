@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from caffnet_lab.experiments.config import UNTRAINED
+from caffnet_lab.experiments.config import UNTRAINED, resolve
 from caffnet_lab.experiments.report.formats import number
 from caffnet_lab.experiments.report.groups import TITLES, Group, commands, full_runs, mean_and_spread
 from caffnet_lab.experiments.report.tables import EMPTY, Cell, Table
@@ -116,8 +116,13 @@ def results_table(groups: list[Group], task: str) -> Table:
     rows = [_measured(group) for group in groups]
     published = [_published(row, task) for row in PUBLISHED.get(task, ())]
     quiet = frozenset(range(len(rows), len(rows) + len(published)))
+    usual = resolve(task, REFERENCE, 1, "ours")
+    note = (
+        f"Networks {usual.hidden} wide, batches of {usual.batch}, Adam from {usual.learning_rate:g} to zero in "
+        f"{usual.epochs} epochs, tangent gradient; what differs stands in square brackets."
+    )
     labels = ("Method", "Seeds", "Epochs", *(label for _, label in COLUMNS[task]))
-    return Table(task, f"{NAMES[task]} ({task})", "", labels, (*rows, *published), quiet, commands(groups))
+    return Table(task, f"{NAMES[task]} ({task})", note, labels, (*rows, *published), quiet, commands(groups))
 
 
 def _measured(group: Group) -> tuple[Cell, ...]:
@@ -148,15 +153,23 @@ def paired_table(groups: list[Group], task: str) -> Table | None:
         theirs = dict(zip(group.seeds, group.values(column), strict=True))
         apart = [theirs[seed] - mine[seed] for seed in sorted(mine.keys() & theirs.keys())]
         if apart:
-            rows.append((Cell(text=group.title), Cell(text=str(len(apart))), *paired(apart)))
+            mean, interval, verdict = paired(apart)
+            verdict = Cell(text="it breaks rows") if breaks_rows(group) else verdict
+            rows.append((Cell(text=group.title), Cell(text=str(len(apart))), mean, interval, verdict))
     if not rows:
         return None
     columns = ("Method", "Seeds", label, "95 % interval", "Verdict")
     note = (
         f"Pairs of runs with the same seed: the figure of each method less that of {TITLES[REFERENCE]}; Student's "
-        "interval over the seeds. Methods that are infeasible may have a smaller figure for that reason."
+        "interval over the seeds. A method that breaks rows may have a smaller figure for that reason, and gets no "
+        "verdict."
     )
     return Table(f"{task}-paired", f"Seed by seed ({task})", note, columns, tuple(rows))
+
+
+def breaks_rows(group: Group) -> bool:
+    """Whether some answer is infeasible, or some drive ends in an obstacle."""
+    return any(value > 0 for column in ("infeasible", "collided") for value in group.values(column))
 
 
 def paired(apart: list[float]) -> tuple[Cell, Cell, Cell]:
