@@ -62,6 +62,6 @@ def settings(task: str, method: str) -> dict[str, Any]:
         found |= {"batch": 50, "hidden": 50}
     if task in DRIVES:
         found |= {"batch": 100, "hidden": 200, "penalty_weight": 1.0}
-    if method in ("dc3", "fsnet"):
+    if method in ("dc3", "fsnet") and task not in DRIVES:
         found["penalty_weight"] = 0.0  # their losses have terms of their own
     return found
