@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from caffnet import AffineSet, Prepared, prepare
+from caffnet import AffineSet
 from caffnet.constraints import EQUAL, UPPER
 from caffnet_lab.experiments.problem import Evaluation, Loss, Problem, penalty_of, violation_metrics
 
@@ -33,6 +33,8 @@ class ProgramProblem(Problem):
         C: rows of the equalities, ``(e, n)``.
     """
 
+    shared_rows = True
+
     def __init__(self, Q: np.ndarray, p: np.ndarray, G: np.ndarray, C: np.ndarray):
         super().__init__()
         self.Q, self.p = torch.from_numpy(Q), torch.from_numpy(p)
@@ -41,24 +43,12 @@ class ProgramProblem(Problem):
         self.n_in, self.n_out = C.shape
         self._sides = UPPER * len(G) + EQUAL * len(C)
         self._names = (*(f"G[{i}]" for i in range(len(G))), *(f"C[{i}]" for i in range(len(C))))
-        self._plans: dict[str, Prepared] = {}
 
     def build_set(self, x: Tensor) -> AffineSet:
         """The rows [G; C], shared by all inputs; the equalities stay one row each."""
         h = self.h.expand(*x.shape[:-1], len(self.h))
         lower = torch.cat([torch.full_like(h, -math.inf), x], -1)
         return AffineSet.from_parts(self.A, lower, torch.cat([h, x], -1), self._names, self._sides)
-
-    def enforced(self, search: str) -> Callable[[Tensor], AffineSet | Prepared]:
-        """Rows are factorised once: only the bounds depend on the input."""
-
-        def at(x: Tensor) -> Prepared:
-            here = self.constraint(x)
-            if search not in self._plans:
-                self._plans[search] = prepare(here, search)
-            return self._plans[search].with_bounds(here.lower, here.upper)
-
-        return at
 
     def objective(self, y: Tensor) -> Tensor:
         """``½ yᵀQy + pᵀ sin y``, ``(...)``."""

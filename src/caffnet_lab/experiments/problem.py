@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from caffnet import AffineSet, Prepared
+from caffnet import AffineSet, Prepared, prepare
 from caffnet.constraints import BOTH, EQUAL, LOWER, UPPER
 
 #: A violation above this counts in the paper's "Num (%)" column.
@@ -58,6 +58,7 @@ class Problem(abc.ABC):
         n_out: outputs of a network.
         train: training inputs, ``(N, n_in)``.
         test: test inputs, ``(M, n_in)``.
+        shared_rows: whether `A` is the same for all inputs, and only the bounds differ.
         encoder: what a network sees of an input; None for the input itself.
         correction_rate: of DC3's corrections, as published: 1e-7, for power flow 1e-4.
     """
@@ -69,9 +70,11 @@ class Problem(abc.ABC):
     test: Tensor
     correction_rate: float = 1e-7
     encoder: nn.Module | None = None
+    shared_rows: bool = False
 
     def __init__(self) -> None:
         self._last: tuple[Tensor, AffineSet] | None = None
+        self._plans: dict[str, Prepared] = {}
 
     @abc.abstractmethod
     def build_set(self, x: Tensor) -> AffineSet:
@@ -114,8 +117,14 @@ class Problem(abc.ABC):
 
     def enforced(self, search: str) -> Callable[[Tensor], AffineSet | Prepared]:
         """The constraints as a layer with this search wants them: prepared, where `A` is the same for all inputs."""
-        del search
-        return self.constraint
+
+        def at(x: Tensor) -> Prepared:
+            here = self.constraint(x)
+            if search not in self._plans:
+                self._plans[search] = prepare(here, search)
+            return self._plans[search].with_bounds(here.lower, here.upper)
+
+        return at if self.shared_rows else self.constraint
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Problem:
         """Move all data; the draws themselves are always float64 on the CPU."""
@@ -123,6 +132,7 @@ class Problem(abc.ABC):
             if isinstance(value, Tensor) and value.is_floating_point():
                 setattr(self, name, value.to(device, dtype))
         self._last = None
+        self._plans.clear()
         return self
 
 

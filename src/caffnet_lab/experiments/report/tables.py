@@ -113,7 +113,7 @@ PAPER_NOTES = {
 OUR_NOTES = {
     "pwc": "Equal parameter counts; null-space head starting at zero; feed-forward networks are smooth (SiLU).",
     "opt": "Equal parameter counts; null-space head starting at zero and learning at a tenth of the rate; learning "
-    "rate 1e-3, going to zero.",
+    "rate 1e-3, going to zero. “Repaired by w”: the soft network stays as it is, and only w is trained.",
     "cbf": "Equal parameter counts, CAffNet without a null-space head; learning rate 2e-3, going to zero; batches of "
     "50; limited gradients; a goal of 0.05 m while training.",
 }

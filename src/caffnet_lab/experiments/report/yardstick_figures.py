@@ -34,8 +34,8 @@ def yardstick_figures(groups: list[Group]) -> dict[str, tuple[str, Figure]]:
         losses = loss_over_time(groups)
         if losses is not None:
             caption = (
-                "Training loss above the lowest of all methods, over the seconds of training, first seed; the losses of "
-                "NN, DC3 and FSNet have their penalties in them."
+                "Training loss above the lowest of all methods, over the seconds of training, first seed; the losses "
+                "of NN, DC3 and FSNet have their penalties in them."
             )
             drawn["loss"] = (caption, losses)
         for name, caption, draw in (

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from caffnet import AffineSet, Prepared, Status, prepare, project
+from caffnet import AffineSet, Status, project
 from caffnet.constraints import BOTH, EQUAL
 from caffnet_lab.experiments.problem import Evaluation
 from caffnet_lab.experiments.yardsticks.data import find
@@ -59,6 +59,7 @@ class DispatchProblem(Yardstick):
     """
 
     correction_rate = 1e-4
+    shared_rows = True
 
     def __init__(self, name: str, seed: int = 0):
         super().__init__()
@@ -72,38 +73,25 @@ class DispatchProblem(Yardstick):
         given = -grid.shunt  # injected whatever is chosen
         np.add.at(given, grid.generator_bus[~moves], grid.least[~moves])
         loads = np.flatnonzero(grid.load)
-        transfer, constant = grid.transfer, grid.constant
-        least, most = grid.flow_least, grid.flow_most
-        labels = [f"branch {i}" for i in range(len(constant))]
-        if name in SECURED:
-            lost, factor = grid.outages()
-            pairs = [(line, k) for k in range(len(lost)) for line in range(len(constant)) if line != lost[k]]
-            line, k = np.array(pairs).T
-            share = factor[line, k]
-            transfer = np.concatenate([transfer, transfer[line] + share[:, None] * transfer[lost[k]]])
-            constant = np.concatenate([constant, constant[line] + share * constant[lost[k]]])
-            least, most = (np.concatenate([limit, EMERGENCY * limit[line]]) for limit in (least, most))
-            labels += [f"branch {line} without {lost[k]}" for line, k in pairs]
+        flows = grid.secured_flows(EMERGENCY) if name in SECURED else grid.flows()
         count = int(moves.sum())
-        self.n_in, self.n_out, self.branches = len(loads), count, len(grid.constant)
-        rows = np.concatenate([np.ones((1, count)), transfer[:, at], np.eye(count)])
+        self.n_in, self.n_out, self.branches = len(loads), count, len(grid.ends)
+        rows = np.concatenate([np.ones((1, count)), flows.transfer[:, at], np.eye(count)])
         self.A = torch.from_numpy(rows)
         # Bounds are fixed + drawn @ load: what the loads draw has to be made good by the generators.
-        still = constant + transfer @ given
+        still = flows.constant + flows.transfer @ given
         self.lower_fixed, self.upper_fixed = (
             torch.from_numpy(np.concatenate([[-given.sum()], limit - still, power[moves]]))
-            for limit, power in ((least, grid.least), (most, grid.most))
+            for limit, power in ((flows.least, grid.least), (flows.most, grid.most))
         )
-        self.drawn = torch.from_numpy(
-            np.concatenate([np.ones((1, len(loads))), transfer[:, loads], np.zeros((count, len(loads)))])
-        )
+        drawn = [np.ones((1, len(loads))), flows.transfer[:, loads], np.zeros((count, len(loads)))]
+        self.drawn = torch.from_numpy(np.concatenate(drawn))
         self.nominal_load = torch.from_numpy(grid.load[loads])
         self._sides = EQUAL + BOTH * (len(rows) - 1)
-        self._names = ("balance", *labels, *(f"generator {i}" for i in np.flatnonzero(moves)))
+        self._names = ("balance", *flows.names, *(f"generator {i}" for i in np.flatnonzero(moves)))
         self.cost = torch.from_numpy(grid.cost[moves, 1])
         self.cost_of_others = float(grid.cost[:, 2].sum() + grid.cost[~moves, 1] @ grid.least[~moves])
         self.nominal = self.middle = torch.from_numpy((grid.least[moves] + grid.most[moves]) / 2)
-        self._plans: dict[str, Prepared] = {}
         self.train, self.valid, self.test = self._draw(sum(SIZES[name])).split(SIZES[name])
         self.scale = float(self.objective(self.middle).abs())
 
@@ -136,17 +124,6 @@ class DispatchProblem(Yardstick):
         return AffineSet.from_parts(
             self.A, self.lower_fixed + drawn, self.upper_fixed + drawn, self._names, self._sides
         )
-
-    def enforced(self, search: str) -> Callable[[Tensor], AffineSet | Prepared]:
-        """Only the bounds depend on the input."""
-
-        def at(x: Tensor) -> Prepared:
-            here = self.constraint(x)
-            if search not in self._plans:
-                self._plans[search] = prepare(here, search)
-            return self._plans[search].with_bounds(here.lower, here.upper)
-
-        return at
 
     def objective(self, y: Tensor) -> Tensor:
         """The cost of a dispatch in $/h, ``(...)``."""

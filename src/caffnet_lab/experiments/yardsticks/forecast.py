@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from caffnet import AffineSet, Prepared, prepare, project
+from caffnet import AffineSet, project
 from caffnet.constraints import LOWER
 from caffnet.methods import Method
 from caffnet_lab.experiments.problem import COUNTED, Evaluation, Loss, Problem, penalty_of, violation_metrics
@@ -60,6 +60,8 @@ class ForecastProblem(Problem):
         test_scale: the same of the test samples: what a score is measured by.
     """
 
+    shared_rows = True
+
     def __init__(self, name: str, seed: int = 0):
         super().__init__()
         del seed
@@ -96,23 +98,12 @@ class ForecastProblem(Problem):
         _, self.valid_target, self.test_target = later = [torch.from_numpy(np.concatenate(part)) for part in targets]
         # What a batch has to come near to travels with it, in further columns.
         self.train, self.valid, self.test = torch.cat([inputs[0], later[0]], -1), inputs[1], inputs[2]
-        self._plans: dict[str, Prepared] = {}
 
     def build_set(self, x: Tensor) -> AffineSet:
         """``R⁻¹ z >= 0``, whatever the input."""
         del x
         zero = self.unroot.new_zeros(self.n_out)
         return AffineSet.from_parts(self.unroot, zero, zero + math.inf, None, LOWER * self.n_out)
-
-    def enforced(self, search: str) -> Callable[[Tensor], AffineSet | Prepared]:
-        """The set, prepared once."""
-
-        def at(x: Tensor) -> Prepared:
-            if search not in self._plans:
-                self._plans[search] = prepare(self.build_set(x), search)
-            return self._plans[search]
-
-        return at
 
     def base_at(self, x: Tensor) -> Tensor:
         """The base forecasts of inputs, ``(..., n)``."""

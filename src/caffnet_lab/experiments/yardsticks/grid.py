@@ -42,6 +42,17 @@ class CaseError(ValueError):
 
 
 @dataclasses.dataclass(frozen=True)
+class Flows:
+    """Flows that have limits: ``least <= transfer @ P + constant <= most`` for the power P injected at the buses."""
+
+    transfer: np.ndarray
+    constant: np.ndarray
+    least: np.ndarray
+    most: np.ndarray
+    names: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
 class Grid:
     """A grid in service, powers per unit.
 
@@ -72,6 +83,25 @@ class Grid:
     flow_least: np.ndarray
     flow_most: np.ndarray
     ends: np.ndarray
+
+    def flows(self) -> Flows:
+        """Those of all branches."""
+        names = tuple(f"branch {i}" for i in range(len(self.ends)))
+        return Flows(self.transfer, self.constant, self.flow_least, self.flow_most, names)
+
+    def secured_flows(self, emergency: float) -> Flows:
+        """Those of all branches, and of each while another is lost, within `emergency` times its limits."""
+        whole, (lost, factor) = self.flows(), self.outages()
+        pairs = [(line, k) for k in range(len(lost)) for line in range(len(self.ends)) if line != lost[k]]
+        line, k = np.array(pairs).T
+        share = factor[line, k]
+        return Flows(
+            np.concatenate([whole.transfer, whole.transfer[line] + share[:, None] * whole.transfer[lost[k]]]),
+            np.concatenate([whole.constant, whole.constant[line] + share * whole.constant[lost[k]]]),
+            np.concatenate([whole.least, emergency * whole.least[line]]),
+            np.concatenate([whole.most, emergency * whole.most[line]]),
+            whole.names + tuple(f"branch {i} without {lost[j]}" for i, j in pairs),
+        )
 
     def outages(self) -> tuple[np.ndarray, np.ndarray]:
         """The branches that are no bridges, ``(K,)``, and the factors L of their outages, ``(branches, K)``."""
