@@ -15,7 +15,10 @@ from caffnet.control import Barrier
 from caffnet_lab.experiments.config import ConfigError, load_campaign, resolve
 from caffnet_lab.experiments.models import build_model
 from caffnet_lab.experiments.opt import solve_with_ipopt
+from caffnet_lab.experiments.records import read_timings
+from caffnet_lab.experiments.report.tables import speed_table
 from caffnet_lab.experiments.run import build_problem, checkpoint_path, run_one
+from caffnet_lab.experiments.timing import time_methods
 from caffnet_lab.experiments.yardsticks import data, dispatch
 from caffnet_lab.experiments.yardsticks.data import find
 from caffnet_lab.experiments.yardsticks.dispatch import CASES, SECURED, DispatchProblem
@@ -480,6 +483,16 @@ def test_runs_make_records(tmp_path):
         if method not in ("nn", "dc3"):
             assert found["infeasible"] == 0 and found["equality"]["max"] < 1e-12
     assert CASES.keys() == set(GRIDS) and INSTANCES.keys() == set(PROGRAMS) and set(SECURED) < set(GRIDS)
+
+
+@needs_data
+def test_solvers_and_networks_are_timed_side_by_side(tmp_path):
+    found = time_methods("dcopf-14", "ours", tmp_path, methods=["direction", "orthogonal"], rounds=1)
+    assert found["methods"]["direction"]["train_ms"] is None and found["methods"]["direction"]["test_ms"] > 0
+    assert found["methods"]["orthogonal"]["train_ms"] > 0
+    (timing,) = read_timings(tmp_path)
+    table = speed_table([timing], "yardsticks")
+    assert table is not None and table.name == "yardsticks-speed"
 
 
 def test_a_repair_keeps_the_soft_network_and_trains_w(tmp_path):
