@@ -122,6 +122,8 @@ INSIDE = {
     "experiments/opt.py": {"caffnet.constraints.EQUAL", "caffnet.constraints.UPPER"},
     "experiments/problem.py": {f"caffnet.constraints.{side}" for side in ("BOTH", "EQUAL", "LOWER", "UPPER")},
     "experiments/pwc.py": {"caffnet.constraints.BOTH"},
+    "experiments/yardsticks/dispatch.py": {"caffnet.constraints.BOTH", "caffnet.constraints.EQUAL"},
+    "experiments/yardsticks/forecast.py": {"caffnet.constraints.LOWER"},
 }
 
 

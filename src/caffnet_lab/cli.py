@@ -58,19 +58,23 @@ def caffnet(
 
 @app.command()
 def run(
-    task: Annotated[str | None, typer.Argument(help="pwc, opt or cbf; may come from the config.")] = None,
+    task: Annotated[
+        str | None,
+        typer.Argument(help="pwc, opt, cbf or a yardstick (dc3-simple, dcopf-118, ...); may come from the config."),
+    ] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file; options below override it.")] = None,
     protocol: Annotated[
         str | None,
         typer.Option(
-            help="paper (default): as published; fair: plain networks of equal size; ours: what we recommend."
+            help="paper (default): as published; fair: plain networks of equal size; ours: what we recommend, and the "
+            "only one of the yardsticks."
         ),
     ] = None,
     method: Annotated[
         list[str] | None,
         typer.Option(
-            help="A row of the table: nn, hardnet, caffnet-ff, caffnet-ff-lite, caffnet-tf, ipopt (opt) or post-hoc. "
-            "Repeat for more; all rows of the paper's table by default."
+            help="A row of the table: nn, hardnet, caffnet-ff, caffnet-ff-lite, caffnet-tf, post-hoc, ipopt, and those "
+            "of the yardsticks. Repeat for more; all rows of the task's table by default."
         ),
     ] = None,
     seed: Annotated[list[int] | None, typer.Option(help="Repeat for more. The paper's five by default.")] = None,
@@ -90,7 +94,7 @@ def run(
     checkpoint_seconds: Annotated[float | None, typer.Option(help="Time between checkpoints; 20 s by default.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="One seed, few epochs: does everything work?")] = False,
 ) -> None:
-    """Run one of the paper's experiments. Killed runs continue, finished ones are not run again."""
+    """Run an experiment of the paper or a yardstick. Killed runs continue, finished ones are not run again."""
     from caffnet_lab.experiments.campaign import WorkerError, run_campaign
     from caffnet_lab.experiments.checkpoint import CheckpointError
     from caffnet_lab.experiments.config import load_campaign, parse_settings
@@ -132,8 +136,8 @@ def run(
 
 @app.command("time")
 def time_(
-    task: Annotated[str, typer.Argument(help="pwc, opt or cbf.")],
-    protocol: Annotated[str, typer.Option(help="paper, fair or ours.")] = "paper",
+    task: Annotated[str, typer.Argument(help="pwc, opt, cbf or a yardstick.")],
+    protocol: Annotated[str | None, typer.Option(help="paper (default), fair or ours; of the yardsticks ours.")] = None,
     method: Annotated[list[str] | None, typer.Option(help="As in run; repeat for more. All by default.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; cuda by default if there is one.")] = None,
     rounds: Annotated[int, typer.Option(help="Epochs of each method that are timed.")] = 7,
@@ -145,10 +149,12 @@ def time_(
     _check_whole("--threads", threads, 1, MOST_THREADS)
     import torch
 
+    from caffnet_lab.experiments.config import default_protocol
     from caffnet_lab.experiments.records import RecordError
     from caffnet_lab.experiments.run import default_device
     from caffnet_lab.experiments.timing import time_methods
 
+    protocol = protocol or default_protocol(task)
     torch.set_num_threads(threads)
     console = Console()
     try:

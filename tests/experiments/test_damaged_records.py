@@ -97,7 +97,7 @@ def changed(record: dict, where: str, value: object) -> dict:
     ("task", "where", "value", "told"),
     [
         ("pwc", "config", [1], "config must be an object with names, got [1]"),
-        ("pwc", "config.task", "$(x)", "config.task must be one of pwc, opt, cbf, got '$(x)'"),
+        ("pwc", "config.task", "$(x)", "config.task must be one of pwc, opt, cbf, dc3-simple"),
         ("pwc", "config.method", ["nn"], "config.method must be one of nn, hardnet"),
         ("pwc", "config.method", "ipopt", "config is not that of a run: method must be one of nn, hardnet"),
         ("pwc", "config.protocol", "paper`x`", "config.protocol must be one of paper, fair, ours, got 'paper`x`'"),

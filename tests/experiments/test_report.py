@@ -10,7 +10,7 @@ import pytest
 
 import caffnet_lab.experiments.report as report_package
 from caffnet_lab.experiments import records as records_module
-from caffnet_lab.experiments.config import load_campaign, parse_settings, resolve
+from caffnet_lab.experiments.config import TASKS, load_campaign, parse_settings, resolve
 from caffnet_lab.experiments.records import RecordError, read_records, read_timings, write_record
 from caffnet_lab.experiments.report import write_report
 from caffnet_lab.experiments.report.aims import aims_table
@@ -712,7 +712,7 @@ def test_a_report_of_times_alone(tmp_path):
             {"methods": {"nn": {"train_ms": None, "test_ms": 0}}},
             "is damaged: methods.nn.test_ms must be a number above 0, got 0.",
         ),
-        ({"task": "abc"}, "is damaged: task must be one of pwc, opt, cbf, got 'abc'."),
+        ({"task": "abc"}, f"is damaged: task must be one of {', '.join(TASKS)}, got 'abc'."),
         ({"machine": None}, "is incomplete: it has no machine."),
     ],
 )

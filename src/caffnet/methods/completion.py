@@ -39,8 +39,12 @@ class Completion:
 
     def solve(self, right: Tensor, transpose: bool = False) -> Tensor:
         """``C_D⁻¹ right``, or ``C_D⁻ᵀ right``, for right ``(..., q)``."""
+        if not len(self.dependent):
+            return right
         square = self.square.mT if transpose else self.square
-        return torch.linalg.solve(square, right.unsqueeze(-1)).squeeze(-1) if len(self.dependent) else right
+        if square.ndim == 2:  # shared by all samples: one factorisation
+            return torch.linalg.solve(square, right.reshape(-1, right.shape[-1]).mT).mT.reshape(right.shape)
+        return torch.linalg.solve(square, right.unsqueeze(-1)).squeeze(-1)
 
     def complete(self, free: Tensor) -> Tensor:
         """The whole output ``(..., n)`` from its free part ``(..., n - q)``."""

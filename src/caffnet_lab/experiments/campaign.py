@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from caffnet_lab.experiments.config import Campaign, RunConfig, make_folder
+from caffnet_lab.experiments.config import FROM_SOFT, Campaign, RunConfig, make_folder
 from caffnet_lab.experiments.distributed import process_group, started_by_torchrun
 from caffnet_lab.experiments.run import run_one
 from caffnet_lab.experiments.training import Tick
@@ -32,8 +32,8 @@ def run_campaign(
 ) -> list[dict[str, Any]]:
     """All runs of a campaign, `jobs` at a time, and their records in the order of the runs.
 
-    A post-hoc run waits for the soft network that it projects. If a run fails the others go on; then the first error is
-    raised, with a note that names the run.
+    A run that begins with the soft network (post-hoc, repair) waits for it. If a run fails the others go on; then the
+    first error is raised, with a note that names the run.
     """
     out = campaign.folder
     make_folder(out)
@@ -71,9 +71,9 @@ class _Book:
 
 
 def _waves(runs: list[RunConfig]) -> Iterator[list[RunConfig]]:
-    """Post-hoc runs come last: their weights are then there."""
+    """Runs that begin with a soft network come last: its weights are then there."""
     for late in (False, True):
-        wave = [config for config in runs if (config.method == "post-hoc") == late]
+        wave = [config for config in runs if (config.method in FROM_SOFT) == late]
         if wave:
             yield wave
 

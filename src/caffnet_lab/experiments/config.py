@@ -17,23 +17,34 @@ from typing import Any
 
 from caffnet_lab.experiments.files import read_limited
 from caffnet_lab.experiments.shape import is_number, shown
+from caffnet_lab.experiments.yardsticks import tasks as yardsticks
+from caffnet_lab.experiments.yardsticks.tasks import UNTRAINED, YARDSTICKS
 
-TASKS = ("pwc", "opt", "cbf")
+PAPER_TASKS = ("pwc", "opt", "cbf")
+TASKS = (*PAPER_TASKS, *YARDSTICKS)
 PROTOCOLS = ("paper", "fair", "ours")
 METHODS = {
     "pwc": ("nn", "hardnet", "caffnet-ff", "caffnet-tf"),
     "opt": ("ipopt", "nn", "hardnet", "caffnet-ff", "caffnet-ff-lite", "caffnet-tf"),
     "cbf": ("nn", "hardnet", "caffnet-ff", "post-hoc"),
+    **yardsticks.METHODS,
 }
-#: Known everywhere, though not a row of every table.
-ALL_METHODS = ("nn", "hardnet", "caffnet-ff", "caffnet-ff-lite", "caffnet-tf", "post-hoc")
+#: Known in every experiment of the paper, though not a row of every table.
+PAPER_METHODS = ("nn", "hardnet", "caffnet-ff", "caffnet-ff-lite", "caffnet-tf", "post-hoc", "repair")
+#: These begin with the weights of the soft network: projected as it is, or frozen while a null-space head is trained.
+FROM_SOFT = ("post-hoc", "repair")
+#: Every row of every table.
+ALL_METHODS = tuple(dict.fromkeys((*PAPER_METHODS, *(m for rows in METHODS.values() for m in rows))))
 
-#: The seeds behind the paper's tables.
-SEEDS = {"pwc": (1, 3, 5, 6, 7), "opt": (1, 2, 5, 7, 12), "cbf": (2, 6, 7, 10, 11)}
+#: The seeds behind the paper's tables, and those of the yardsticks.
+SEEDS = {
+    **{"pwc": (1, 3, 5, 6, 7), "opt": (1, 2, 5, 7, 12), "cbf": (2, 6, 7, 10, 11)},
+    **dict.fromkeys(YARDSTICKS, yardsticks.SEEDS),
+}
 EPOCHS = {"pwc": 50_000, "opt": 10_000, "cbf": 2_000}
 OUR_EPOCHS = {"pwc": 10_000, "opt": 1_500, "cbf": 300}
 QUICK_FOLDER = "runs/quick"
-QUICK_EPOCHS = {"pwc": 200, "opt": 40, "cbf": 2}
+QUICK_EPOCHS = {"pwc": 200, "opt": 40, "cbf": 2, **yardsticks.QUICK_EPOCHS}
 
 SIZES = {"pwc": (1, 1), "opt": (3, 5), "cbf": (3, 2)}  # inputs and outputs
 HIDDEN, LAYERS, WIDTH = 200, 3, 120
@@ -107,7 +118,8 @@ class RunConfig:
         adjoint: in a rollout, shorten a gradient with respect to a state that is longer than this; 0 for never (paper).
         goal_radius: in cbf, of the circle that counts as the goal while training; 0.1 in every test (paper).
         search: of CAffNet, ``"full"``, or ``"paper"``: with the compromises of dependent rows. They make a difference
-            in cbf only: pwc has one output, and the rows of opt never contradict each other.
+            in cbf only: pwc has one output, and the rows of opt never contradict each other. The yardsticks have too
+            many rows for either: ``"active"``.
         draws: where a seed starts, ``"native"``; or ``"paper"``, for cbf: the weights of feed-forward networks in the
             order and number type of the authors' code, the states as their GPU drew them.
     """
@@ -160,9 +172,14 @@ class RunConfig:
         return f"{self.task} {self.protocol} {self.method} seed {self.seed}"
 
     @property
+    def soft(self) -> RunConfig:
+        """The soft network with the same settings, which a post-hoc projection and a repair begin with."""
+        return dataclasses.replace(self, method="nn")
+
+    @property
     def trained(self) -> RunConfig:
         """The run whose weights this one evaluates: a post-hoc projection trains nothing, it takes the soft network."""
-        return dataclasses.replace(self, method="nn") if self.method == "post-hoc" else self
+        return self.soft if self.method == "post-hoc" else self
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,7 +191,8 @@ class Campaign:
         protocol: ``"paper"``; ``"fair"``: plain networks of equal size; ``"ours"``: fair, with the tangent-cone
             gradient, the best weights by training loss, and what each task asks for: a null-space head that starts at
             zero (pwc, opt) and learns slowly (opt) or none at all (cbf), a smooth activation (pwc), a larger learning
-            rate that ends at zero (opt, cbf), small batches and limited gradients (cbf).
+            rate that ends at zero (opt, cbf), small batches and limited gradients (cbf). If empty the paper's, and
+            for a yardstick ours, its only one.
         methods: rows of the table; all of the paper's if empty.
         seeds: the paper's if empty.
         settings: fields of `RunConfig` that differ from the protocol.
@@ -187,7 +205,7 @@ class Campaign:
     """
 
     task: str
-    protocol: str = "paper"
+    protocol: str = ""
     methods: tuple[str, ...] = ()
     seeds: tuple[int, ...] = ()
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -215,8 +233,19 @@ class Campaign:
         seeds = self.seeds or (SEEDS[self.task][:1] if self.quick else SEEDS[self.task])
         methods = self.methods or METHODS[self.task]
         settings = {"epochs": QUICK_EPOCHS[self.task], **self.settings} if self.quick else self.settings
-        runs = (resolve(self.task, method, seed, self.protocol, settings) for seed in seeds for method in methods)
-        return list(dict.fromkeys(runs))
+        protocol = self.protocol or default_protocol(self.task)
+        # What is not trained has no seed but that of its task: in a yardstick, which is one task, it runs once.
+        pairs = (
+            (SEEDS[self.task][0] if self.task in YARDSTICKS and method in UNTRAINED else seed, method)
+            for seed in seeds
+            for method in methods
+        )
+        return list(dict.fromkeys(resolve(self.task, method, seed, protocol, settings) for seed, method in pairs))
+
+
+def default_protocol(task: str) -> str:
+    """The paper's for its experiments; the yardsticks have ours only."""
+    return "ours" if task in YARDSTICKS else "paper"
 
 
 def resolve(
@@ -231,7 +260,9 @@ def resolve(
     """
     _choose("task", task, TASKS)
     _choose("protocol", protocol, PROTOCOLS)
-    _choose("method", method, dict.fromkeys((*METHODS[task], *ALL_METHODS)))
+    if task in YARDSTICKS and protocol != "ours":
+        raise ConfigError(f"{task} has the protocol ours only, got {protocol}.")
+    _choose("method", method, dict.fromkeys((*METHODS[task], *(PAPER_METHODS if task in PAPER_TASKS else ()))))
     chosen = {**_protocol_settings(task, method, protocol), **(settings or {})}
     fixed = {"task", "method", "seed", "protocol"}
     tunable = {f.name: f for f in dataclasses.fields(RunConfig) if f.name not in fixed}
@@ -249,7 +280,7 @@ def resolve(
         ("dtype", ("float32", "float64")),
         ("device", ("cpu", "cuda")),
         ("activation", ("relu", "silu")),
-        ("search", ("full", "paper")),
+        ("search", ("full", "paper", "active")),
         ("draws", ("native", "paper")),
     ):
         _choose(name, getattr(config, name), known)
@@ -272,12 +303,19 @@ def resolve(
     if config.search == "paper" and config.gradient != "exact":
         told = f'search "paper" goes with gradient "exact", got {config.gradient!r}'
         raise ConfigError(f'{told}: set search = "full" too.')
+    if config.method == "repair" and (config.batch_norm or config.dropout or config.null_start == "none"):
+        raise ConfigError(
+            "repair keeps f as it is and trains w: set batch_norm=false and dropout=0, which would change f, and "
+            'null_start to "zero" or "random".'
+        )
     if not 0 <= config.dropout < 1:
         raise ConfigError(f"dropout must be in [0, 1), got {config.dropout}.")
     return config
 
 
 def _protocol_settings(task: str, method: str, protocol: str) -> dict[str, Any]:
+    if task in YARDSTICKS:
+        return yardsticks.settings(task, method)
     settings: dict[str, Any]
     if protocol == "paper":
         # The feed-forward rows of the opt table come from networks with BatchNorm and dropout.
@@ -292,7 +330,7 @@ def _protocol_settings(task: str, method: str, protocol: str) -> dict[str, Any]:
     n_in, n_out = SIZES[task]
     budget = 2 * feedforward_size(n_in, n_out, HIDDEN)
     headless = protocol == "ours" and task == "cbf" and method.startswith("caffnet-ff")
-    if method in ("nn", "hardnet", "post-hoc") or headless:
+    if method in ("nn", "hardnet", *FROM_SOFT) or headless:
         settings["hidden"] = _nearest(lambda h: feedforward_size(n_in, n_out, h), budget)
     elif method == "caffnet-tf":
         settings["feedforward"] = _nearest(lambda h: transformer_size(n_in, n_out, h), budget)

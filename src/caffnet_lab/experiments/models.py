@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from caffnet import CAffNet, FeedForward, Transformer
-from caffnet.methods import HardNet, Soft
+from caffnet.methods import DC3, FSNet, HardNet, Soft
 from caffnet_lab.experiments.config import ConfigError, RunConfig
 from caffnet_lab.experiments.problem import Problem
 
@@ -29,8 +29,16 @@ def build_model(config: RunConfig, problem: Problem, *, strict: bool = False) ->
     elif method == "hardnet":
         # No experiment of the paper has rows of full rank: there HardNet is a least-squares compromise between them.
         model = HardNet(_feedforward(config, problem), problem.constraint, check=False, penalty=None)
-    elif method == "post-hoc":
-        model = CAffNet(_feedforward(config, problem), problem.enforced("full"), search="full", **options)
+    elif method == "dc3":
+        model = DC3(_feedforward(config, problem), problem.constraint, lr=problem.correction_rate)
+    elif method == "fsnet":
+        model = FSNet(_feedforward(config, problem), problem.constraint)
+    elif method in ("post-hoc", "orthogonal"):
+        f = _feedforward(config, problem)
+        model = CAffNet(f, problem.enforced(config.search), search=config.search, **options)
+    elif method == "repair":
+        f, w = _feedforward(config, problem), _feedforward(config, problem)
+        model = CAffNet(f, problem.enforced(config.search), **_null_space(w, config), search=config.search, **options)
     elif method in ("caffnet-ff", "caffnet-ff-lite"):
         search = "lite" if method.endswith("lite") else config.search
         f, w = _feedforward(config, problem), _feedforward(config, problem)
@@ -51,7 +59,7 @@ def _null_space(w: nn.Module, config: RunConfig) -> dict[str, Any]:
     return {"null": w, "null_start": config.null_start, "lazy_null": by_itself}
 
 
-def _feedforward(config: RunConfig, problem: Problem) -> FeedForward:
+def _feedforward(config: RunConfig, problem: Problem) -> nn.Module:
     start = torch.get_rng_state()
     network = FeedForward(
         problem.n_in,
@@ -67,4 +75,4 @@ def _feedforward(config: RunConfig, problem: Problem) -> FeedForward:
         for layer in (module for module in network.double() if isinstance(module, nn.Linear)):
             layer.reset_parameters()
             nn.init.xavier_normal_(layer.weight)
-    return network
+    return network if problem.encoder is None else nn.Sequential(problem.encoder, network)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from caffnet import AffineSet, Prepared
+from caffnet import AffineSet, Prepared, prepare
 from caffnet.constraints import BOTH, EQUAL, LOWER, UPPER
 
 #: A violation above this counts in the paper's "Num (%)" column.
@@ -53,11 +53,14 @@ class Problem(abc.ABC):
     """One experiment for one seed.
 
     Attributes:
-        name: ``"pwc"``, ``"opt"`` or ``"cbf"``.
+        name: of the task, as in `caffnet run`.
         n_in: inputs of a network.
         n_out: outputs of a network.
         train: training inputs, ``(N, n_in)``.
         test: test inputs, ``(M, n_in)``.
+        shared_rows: whether `A` is the same for all inputs, and only the bounds differ.
+        encoder: what a network sees of an input; None for the input itself.
+        correction_rate: of DC3's corrections, as published: 1e-7, for power flow 1e-4.
     """
 
     name: str
@@ -65,9 +68,13 @@ class Problem(abc.ABC):
     n_out: int
     train: Tensor
     test: Tensor
+    correction_rate: float = 1e-7
+    encoder: nn.Module | None = None
+    shared_rows: bool = False
 
     def __init__(self) -> None:
         self._last: tuple[Tensor, AffineSet] | None = None
+        self._plans: dict[str, Prepared] = {}
 
     @abc.abstractmethod
     def build_set(self, x: Tensor) -> AffineSet:
@@ -85,6 +92,23 @@ class Problem(abc.ABC):
     def forward_for_timing(self, model: nn.Module) -> Callable[[], Any]:
         """The inference whose time is reported as T_test."""
 
+    def solve(self, name: str) -> tuple[Tensor, float]:
+        """Answers to the test set by a row that is not trained, and the milliseconds that they took.
+
+        Raises:
+            NotImplementedError: the task has no such row.
+        """
+        raise NotImplementedError(f"{self.name} has no row {name}.")
+
+    def evaluate_points(self, y: Tensor, exact: bool = False) -> Evaluation:
+        """`evaluate` for given answers to the test set, where the task has rows that are not trained."""
+        raise NotImplementedError(f"{self.name} judges models, not answers.")
+
+    def judge(self, name: str) -> tuple[Evaluation, float]:
+        """The evaluation of a row that is not trained, and the milliseconds that its answers took."""
+        answers, milliseconds = self.solve(name)
+        return self.evaluate_points(answers), milliseconds
+
     def constraint(self, x: Tensor) -> AffineSet:
         """`build_set`, remembered for the last input: layer, penalty and metric ask one after the other."""
         if self._last is None or self._last[0] is not x:
@@ -93,8 +117,14 @@ class Problem(abc.ABC):
 
     def enforced(self, search: str) -> Callable[[Tensor], AffineSet | Prepared]:
         """The constraints as a layer with this search wants them: prepared, where `A` is the same for all inputs."""
-        del search
-        return self.constraint
+
+        def at(x: Tensor) -> Prepared:
+            here = self.constraint(x)
+            if search not in self._plans:
+                self._plans[search] = prepare(here, search)
+            return self._plans[search].with_bounds(here.lower, here.upper)
+
+        return at if self.shared_rows else self.constraint
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Problem:
         """Move all data; the draws themselves are always float64 on the CPU."""
@@ -102,6 +132,7 @@ class Problem(abc.ABC):
             if isinstance(value, Tensor) and value.is_floating_point():
                 setattr(self, name, value.to(device, dtype))
         self._last = None
+        self._plans.clear()
         return self
 
 

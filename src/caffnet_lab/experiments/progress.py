@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,9 +13,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from caffnet_lab.experiments.campaign import OnDone, OnTick
 from caffnet_lab.experiments.config import RunConfig
 from caffnet_lab.experiments.training import Tick
+from caffnet_lab.experiments.yardsticks.tasks import DRIVES, FORECASTS, OPTIMISED
 
-#: The number that a run is judged by.
-HEADLINE = {"pwc": ("mse", "MSE"), "opt": ("objective", "objective"), "cbf": ("cost", "cost")}
+#: The number that a run is judged by; a dot goes into a group.
+HEADLINE = {
+    **{"pwc": ("mse", "MSE"), "opt": ("objective", "objective"), "cbf": ("cost", "cost")},
+    **dict.fromkeys(OPTIMISED, ("gap.percent", "gap in %")),
+    **dict.fromkeys(FORECASTS, ("score", "scaled error")),
+    **dict.fromkeys(DRIVES, ("cost", "cost")),
+}
 
 
 @contextlib.contextmanager
@@ -55,5 +62,6 @@ def describe(config: RunConfig, record: dict[str, Any]) -> str:
     """A finished run in one line."""
     key, label = HEADLINE[config.task]
     found = record["evaluation"]
+    value = functools.reduce(lambda part, name: part[name], key.split("."), found)
     worst = max(found[kind]["max"] for kind in ("inequality", "equality") if kind in found)
-    return f"{config.label}: {label} {found[key]:.6g}, worst violation {worst:.1e}"
+    return f"{config.label}: {label} {value:.6g}, worst violation {worst:.1e}"

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-LIBRARIES = ("caffnet", "torch", "numpy", "numba", "casadi", "safetensors")
+LIBRARIES = ("caffnet", "torch", "numpy", "numba", "casadi", "daqp", "scipy", "safetensors")
 
 
 @functools.cache

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from caffnet_lab.experiments.config import ALL_METHODS, PROTOCOLS, TASKS, ConfigError, RunConfig, resolve
+from caffnet_lab.experiments.config import ALL_METHODS, PROTOCOLS, TASKS, UNTRAINED, ConfigError, RunConfig, resolve
 from caffnet_lab.experiments.files import read_limited, write_once
 from caffnet_lab.experiments.shape import (
     COUNT,
@@ -40,6 +40,7 @@ from caffnet_lab.experiments.shape import (
     one_of,
     shown,
 )
+from caffnet_lab.experiments.yardsticks.tasks import DRIVES, FORECASTS, OPTIMISED
 from caffnet_lab.markup import one_line
 
 FORMAT = "caffnet-record-1"
@@ -59,8 +60,21 @@ VIOLATIONS: dict[str, Any] = {
     "max": NUMBER,
     **dict.fromkeys(("mean_of_max?", "mean?", "percent?", "exact_zeros?", "entries?"), NUMBER),
 }
+GAPS = dict.fromkeys(("mean", "max", "min", "geometric", "percent", "max_percent"), NUMBER)
+OPTIMUM: dict[str, Any] = {
+    **{"objective": NUMBER, "optimum": NUMBER, "gap": GAPS, "infeasible": NUMBER},
+    **{"inequality": VIOLATIONS, "equality": VIOLATIONS},
+}
+FORECAST: dict[str, Any] = {
+    **dict.fromkeys(("score", "incoherence", "negative", "infeasible"), NUMBER),
+    "inequality": VIOLATIONS,
+}
+DRIVEN: dict[str, Any] = {**dict.fromkeys(("cost", "collided", "clearance"), NUMBER), "inequality": VIOLATIONS}
 #: The metrics of a network on the test set.
 METRICS: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(OPTIMISED, OPTIMUM),
+    **dict.fromkeys(FORECASTS, FORECAST),
+    **dict.fromkeys(DRIVES, DRIVEN),
     "pwc": {"mse": NUMBER, "inequality": VIOLATIONS},
     "opt": {"objective": NUMBER, "inequality": VIOLATIONS, "equality": VIOLATIONS},
     "cbf": {
@@ -72,6 +86,9 @@ STRICT: dict[str, Any] = {"exact_inequality?": VIOLATIONS}
 POINT = Many(NUMBER, 2)
 INPUTS = Many(Many(NUMBER_OR_NULL, 2))
 CURVES: dict[str, dict[str, Any]] = {
+    **{task: {"gap_percent": Many(NUMBER), "flows?": Many(NUMBER)} for task in OPTIMISED},
+    **{task: dict.fromkeys(("target", "forecast"), Many(NUMBER)) for task in FORECASTS},
+    **{task: {"paths": Many(Many(POINT))} for task in DRIVES},
     "pwc": {"y": Many(NUMBER_OR_NULL), **dict.fromkeys(("x", "target", "lower", "upper"), Many(NUMBER))},
     "opt": {},
     "cbf": {
@@ -82,6 +99,9 @@ CURVES: dict[str, dict[str, Any]] = {
 }
 #: Lists of a record that have one value for each of the same things.
 SAME_LENGTH: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(OPTIMISED, ()),
+    **dict.fromkeys(FORECASTS, ("target", "forecast")),
+    **dict.fromkeys(DRIVES, ()),
     "pwc": ("x", "y", "target", "lower", "upper"),
     "opt": (),
     "cbf": ("inputs", "nominal", "allowed_speed"),
@@ -91,7 +111,7 @@ TRAINED: dict[str, Any] = {  # what a solver is not
     "ms_per_epoch?": NUMBER_OR_NULL,
     "revisions?": Many(TEXT, least=0),
 }
-KNOWN = {"task": TASKS, "protocol": PROTOCOLS, "method": (*ALL_METHODS, "ipopt")}
+KNOWN = {"task": TASKS, "protocol": PROTOCOLS, "method": ALL_METHODS}
 PARTS: dict[str, Any] = {
     "name?": WORD,
     "config": {**{name: one_of(*known) for name, known in KNOWN.items()}, "seed": WHOLE, "epochs": WHOLE},
@@ -209,9 +229,9 @@ def read_run(path: Path, name: str | None = None) -> dict[str, Any]:
     _check(path, _config_faults(config))
     _check_parts(path, record, {"evaluation": _metrics(config), "curves": CURVES[config["task"]]})
     _check(path, _lengths(record["curves"], "curves", SAME_LENGTH[config["task"]]))
-    if config["method"] == "ipopt":
+    if (method := config["method"]) in UNTRAINED:
         if record.setdefault("training", None) is not None:
-            raise RecordError(f"{path} is damaged: training must be null for ipopt, which is not trained. {ADVICE}")
+            raise RecordError(f"{path} is damaged: training must be null for {method}, which is not trained. {ADVICE}")
     else:
         _check_parts(path, record, {"training": TRAINED})
         _check(path, _lengths(record["training"]["history"], "training.history", ("epoch", "loss")))
@@ -224,7 +244,9 @@ def _metrics(config: dict[str, Any]) -> dict[str, Any]:
     """What the evaluation of a run must say."""
     metrics = METRICS[config["task"]]
     measured = {**metrics, "test_ms?": NUMBER, "strict?": STRICT}
-    return {**measured, "dropout_on": metrics} if config.get("dropout") and config["method"] != "ipopt" else measured
+    return (
+        {**measured, "dropout_on": metrics} if config.get("dropout") and config["method"] not in UNTRAINED else measured
+    )
 
 
 def _config_faults(config: dict[str, Any]) -> list[str]:

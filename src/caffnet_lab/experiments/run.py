@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import datetime
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,12 @@ import torch
 from torch import nn
 
 from caffnet import CAffNet
+from caffnet.methods import Soft
 from caffnet_lab.experiments.cbf import DrivingProblem
-from caffnet_lab.experiments.config import ConfigError, RunConfig
+from caffnet_lab.experiments.config import PAPER_TASKS, UNTRAINED, ConfigError, RunConfig
 from caffnet_lab.experiments.distributed import Group
 from caffnet_lab.experiments.models import build_model
-from caffnet_lab.experiments.opt import SolverProblem, solve_with_ipopt
+from caffnet_lab.experiments.opt import SolverProblem
 from caffnet_lab.experiments.problem import Problem, time_forward
 from caffnet_lab.experiments.provenance import machine, versions
 from caffnet_lab.experiments.pwc import PiecewiseProblem
@@ -31,11 +33,20 @@ from caffnet_lab.experiments.records import (
     write_record,
 )
 from caffnet_lab.experiments.training import COST, PENALTY, WORST, DivergedError, Tick, Trained, train
+from caffnet_lab.experiments.yardsticks.dispatch import DispatchProblem
+from caffnet_lab.experiments.yardsticks.driving import EllipseProblem
+from caffnet_lab.experiments.yardsticks.forecast import ForecastProblem
+from caffnet_lab.experiments.yardsticks.programs import LearnedProgram
+from caffnet_lab.experiments.yardsticks.tasks import DRIVES, FORECASTS, GRIDS, PROGRAMS
 
-PROBLEMS: dict[str, Callable[[int], Problem]] = {
+PROBLEMS: dict[str, Callable[..., Problem]] = {
     "pwc": PiecewiseProblem,
     "opt": SolverProblem,
     "cbf": DrivingProblem,
+    **{name: partial(LearnedProgram, name) for name in PROGRAMS},
+    **{name: partial(DispatchProblem, name) for name in GRIDS},
+    **{name: partial(ForecastProblem, name) for name in FORECASTS},
+    **{name: partial(EllipseProblem, name) for name in DRIVES},
 }
 
 
@@ -85,7 +96,7 @@ def run_one(
         return read_run(path, config.name)
     made_by = versions()
     problem = build_problem(config)
-    if config.method == "ipopt":
+    if config.method in UNTRAINED:
         record = _solve(config, problem)
     else:
         record = _train(config, problem, checkpoint_path(out, config), every, on_tick, group)
@@ -119,6 +130,8 @@ def _train(
     group: Group,
 ) -> dict[str, Any]:
     learner = build_model(config.trained, problem)
+    if config.method == "repair":
+        _freeze_soft_backbone(learner, config, problem, path, every, on_tick, group)
     trained = train(config.trained, problem, learner, path, group=group, every=every, on_tick=on_tick)
     model = learner
     if config.method == "post-hoc":
@@ -128,12 +141,31 @@ def _train(
     return {"training": _training_part(config, learner, trained), **_evaluate(config, problem, model)}
 
 
+def _freeze_soft_backbone(
+    learner: nn.Module,
+    config: RunConfig,
+    problem: Problem,
+    path: Path,
+    every: float,
+    on_tick: Callable[[Tick], None] | None,
+    group: Group,
+) -> None:
+    """Put the soft network, trained now or before, into the backbone, and leave its weights as they are."""
+    soft = build_model(config.soft, problem)
+    assert isinstance(learner, CAffNet)
+    assert isinstance(soft, Soft)
+    beside = path.with_name(f"{config.soft.name}{path.suffix}")
+    train(config.soft, problem, soft, beside, group=group, every=every, on_tick=on_tick)
+    learner.backbone.load_state_dict(soft.backbone.state_dict())
+    learner.backbone.requires_grad_(False)
+
+
 def _evaluate(config: RunConfig, problem: Problem, model: nn.Module) -> dict[str, Any]:
     """The metrics of a trained model, and of its variants that the tables speak of."""
     found = problem.evaluate(model)
     metrics = dict(found.metrics)
     metrics["test_ms"] = time_forward(problem.forward_for_timing(model), problem.test.device)
-    if isinstance(model, CAffNet):
+    if isinstance(model, CAffNet) and config.task in PAPER_TASKS:  # exact arithmetic takes minutes on 100 rows
         strict = build_model(config, problem, strict=True)
         strict.load_state_dict(model.state_dict())
         metrics["strict"] = problem.evaluate(strict.eval(), exact=True).metrics
@@ -165,8 +197,6 @@ def _training_part(config: RunConfig, model: nn.Module, trained: Trained) -> dic
 
 
 def _solve(config: RunConfig, problem: Problem) -> dict[str, Any]:
-    if not isinstance(problem, SolverProblem):
-        raise ConfigError(f"ipopt is a row of the opt table, not of {config.task}.")
-    answers, milliseconds = solve_with_ipopt(problem)
-    metrics = problem.evaluate_points(answers).metrics | {"test_ms": milliseconds}
-    return {"training": None, "evaluation": metrics, "curves": {}}
+    found, milliseconds = problem.judge(config.method)
+    metrics = found.metrics | {"test_ms": milliseconds}
+    return {"training": None, "evaluation": metrics, "curves": rounded(found.curves)}

@@ -17,9 +17,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from caffnet_lab.experiments.config import METHODS, SEEDS, TASKS, ConfigError, make_folder, resolve
+from caffnet_lab.experiments.config import METHODS, SEEDS, TASKS, UNTRAINED, ConfigError, make_folder, resolve
 from caffnet_lab.experiments.models import build_model
-from caffnet_lab.experiments.opt import SolverProblem, solve_with_ipopt
 from caffnet_lab.experiments.problem import Problem, synchronise
 from caffnet_lab.experiments.provenance import machine, versions
 from caffnet_lab.experiments.records import write_record
@@ -63,8 +62,8 @@ def time_methods(
     for name in rows:
         config = resolve(task, name, seed, protocol, {"device": device, "epochs": rounds + WARM_UP})
         problem = problems[name] = build_problem(config)
-        if isinstance(problem, SolverProblem) and name == "ipopt":
-            steps["test_ms"][name] = lambda problem=problem: solve_with_ipopt(problem)[1]
+        if name in UNTRAINED:
+            steps["test_ms"][name] = lambda problem=problem, name=name: problem.solve(name)[1]
             continue
         model = build_model(config, problem)
         steps["train_ms"][name] = _timed(epochs_of(config, problem, model), problem)

@@ -23,13 +23,23 @@ from caffnet_lab.experiments.shape import is_number
 
 #: Colours that colour-blind readers can tell apart (Okabe and Ito).
 COLOURS = {
-    "ipopt": "#000000",
+    **{"ipopt": "#000000", "daqp": "#000000", "highs": "#000000", "highs-warm": "#000000"},
+    **{
+        "base": "#BBBBBB",
+        "mint": "#999999",
+        "constant": "#BBBBBB",
+        "minimiser": "#999999",
+        "direction": "#777777",
+        "sequential": "#444444",
+    },
+    **{"orthogonal": "#8B2500", "dc3": "#009E73", "fsnet": "#F0E442"},
     "nn": "#E69F00",
     "hardnet": "#0072B2",
     "caffnet-ff": "#D55E00",
     "caffnet-ff-lite": "#CC79A7",
     "caffnet-tf": "#009E73",
     "post-hoc": "#56B4E9",
+    "repair": "#882255",
 }
 #: Methods that often coincide with another one, which then shows through.
 DASHED = {"hardnet": (0, (5, 2)), "caffnet-ff-lite": (0, (3, 2))}
@@ -172,7 +182,7 @@ def training_loss(groups: list[Group]) -> Figure | None:
     if not shown:
         return None
     relative = shown[0].task == "opt"
-    lowest = _lowest_losses(shown) if relative else {}
+    lowest = lowest_losses(shown) if relative else {}
     figure = Figure(figsize=(6.0, 3.0), layout="constrained")
     ax = figure.subplots()
     for group in shown:
@@ -213,7 +223,7 @@ def _loss_curve(record: dict[str, Any]) -> dict[int, float]:
     return {epoch: loss if is_number(loss) else math.inf for epoch, loss in pairs if epoch < FIRST_EPOCHS}
 
 
-def _lowest_losses(groups: list[Group]) -> dict[int, float]:
+def lowest_losses(groups: list[Group]) -> dict[int, float]:
     """Of every seed, over all methods and epochs."""
     found: dict[int, float] = {}
     for record in (record for group in groups for record in group.records):

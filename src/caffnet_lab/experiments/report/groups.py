@@ -10,16 +10,29 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from caffnet_lab.experiments.config import PROTOCOLS, QUICK_EPOCHS, SEEDS, TASKS, RunConfig, resolve
+from caffnet_lab.experiments.config import PROTOCOLS, QUICK_EPOCHS, SEEDS, TASKS, UNTRAINED, RunConfig, resolve
 
 TITLES = {
     "ipopt": "IPOPT",
+    "daqp": "DAQP",
+    "highs": "HiGHS",
+    "highs-warm": "HiGHS, warm",
+    "base": "No learning: base forecasts",
+    "mint": "No learning: MinT",
+    "constant": "No learning: a constant, projected",
+    "minimiser": "No learning: the unconstrained minimiser, projected in the metric of the objective",
+    "sequential": "No learning: 50 projections of gradient steps",
+    "direction": "No learning: -t c, projected",
     "nn": "NN",
     "hardnet": "HardNet",
+    "dc3": "DC3",
+    "fsnet": "FSNet",
+    "orthogonal": "CAffNet without w",
     "caffnet-ff": "CAffNet-FF",
     "caffnet-ff-lite": "CAffNet-FF (Lite)",
     "caffnet-tf": "CAffNet-TF",
     "post-hoc": "NN, projected afterwards",
+    "repair": "NN, frozen, repaired by w",
 }
 ORDER = tuple(TITLES)
 FIRST_EPOCHS = 4000  # what the paper shows of the training loss
@@ -67,7 +80,7 @@ class Group:
     def complete(self) -> bool:
         """Whether all seeds of the paper are there, with all epochs of the protocol."""
         whole = resolve(self.task, self.method, self.seeds[0], self.protocol).epochs
-        return set(self.seeds) >= set(SEEDS[self.task]) and (self.method == "ipopt" or self.epochs >= whole)
+        return set(self.seeds) >= set(SEEDS[self.task]) and (self.method in UNTRAINED or self.epochs >= whole)
 
     def values(self, column: str) -> list[float]:
         """A metric of every seed; empty if the runs do not have it. Dots go into groups: ``inequality.max``."""
@@ -108,7 +121,7 @@ def group_records(records: Iterable[dict[str, Any]]) -> list[Group]:
 
 def full_runs(groups: Iterable[Group]) -> list[Group]:
     """Those that count as evidence: quick ones show that everything works, nothing else."""
-    return [group for group in groups if group.method == "ipopt" or group.epochs > QUICK_EPOCHS[group.task]]
+    return [group for group in groups if group.method in UNTRAINED or group.epochs > QUICK_EPOCHS[group.task]]
 
 
 def main_groups(groups: Iterable[Group], task: str, protocol: str) -> list[Group]:
@@ -122,7 +135,7 @@ def main_groups(groups: Iterable[Group], task: str, protocol: str) -> list[Group
 
 def _changes(config: dict[str, Any]) -> str:
     """What a user set differently from the protocol."""
-    if config["method"] == "ipopt":  # of all settings it has this one only
+    if config["method"] in UNTRAINED:  # of all settings it has this one only
         return "" if config.get("dtype", "float64") == "float64" else f"dtype={config['dtype']}"
     usual = dataclasses.asdict(resolve(config["task"], config["method"], config["seed"], config["protocol"]))
     # A setting that is younger than the record had its default; one that is gone was off, unless it has a value.

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import base64
 import html
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from caffnet_lab.experiments.report.formats import as_html
 from caffnet_lab.experiments.report.groups import sources
-from caffnet_lab.experiments.report.tables import MEASURES, NAMES, Table
+from caffnet_lab.experiments.report.tables import Table
+
+if TYPE_CHECKING:
+    from caffnet_lab.experiments.report.write import Page
 
 STYLE = """
 :root { color-scheme: light dark; --line: #d5d5d5; --soft: #f5f5f5; --text: #1c1c1c; --dim: #666; --back: #fff; }
@@ -35,7 +38,7 @@ figure { margin: 1rem 0; } img { max-width: 100%; height: auto; }
 
 
 def build_page(
-    summary: Table | None,
+    page: Page,
     sections: dict[str, tuple[list[Table], list[tuple[str, bytes]]]],
     last: list[Table],
     records: list[dict[str, Any]],
@@ -43,25 +46,25 @@ def build_page(
     """The page.
 
     Args:
-        summary: the table for the beginning, if there is one.
+        page: titles, introduction, and the table for the beginning.
         sections: for each task its tables and its figures (caption, PNG).
         last: tables for the end.
         records: for the list of machines and versions; of times, where there is nothing else.
     """
-    parts = [] if summary is None else [as_html(summary)]
+    parts = [] if page.summary is None else [as_html(page.summary)]
     for task, (tables, pictures) in sections.items():
-        parts.append(f'<h2 id="{task}">{html.escape(NAMES[task])}</h2>')
+        parts.append(f'<h2 id="{task}">{html.escape(page.tasks[task])}</h2>')
         parts += [as_html(table) for table in tables]
         parts.append(f'<div class="figures">{"".join(_figure(*picture) for picture in pictures)}</div>')
     parts += [as_html(table) for table in last]
-    links = "".join(f'<a href="#{task}">{html.escape(NAMES[task])}</a>' for task in sections)
+    links = "".join(f'<a href="#{task}">{html.escape(page.tasks[task])}</a>' for task in sections)
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>CAffNet: results</title><style>{STYLE}</style></head><body>"
-        "<h1>CAffNet: the three experiments</h1>"
-        f"<p>From {len(records)} records. Rows in italics are the paper's numbers.</p>"
-        f'<p class="note">{html.escape(MEASURES)}</p><nav>{links}</nav>'
+        f"<title>CAffNet: {html.escape(page.title)}</title><style>{STYLE}</style></head><body>"
+        f"<h1>CAffNet: {html.escape(page.title)}</h1>"
+        f"<p>From {len(records)} records. Rows in italics are published numbers.</p>"
+        f'<p class="note">{html.escape(page.measures)}</p><nav>{links}</nav>'
         f"{''.join(parts)}{_sources(records)}</body></html>\n"
     )
 

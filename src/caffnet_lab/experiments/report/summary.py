@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from caffnet_lab.experiments.config import PROTOCOLS, SEEDS, TASKS
+from caffnet_lab.experiments.config import PAPER_TASKS, PROTOCOLS, SEEDS
 from caffnet_lab.experiments.report.groups import ORDER, TITLES, Group, full_runs, main_groups, mean_and_spread
 from caffnet_lab.experiments.report.published import PAPER
 from caffnet_lab.experiments.report.tables import COLUMNS, EMPTY, Cell, Table
@@ -19,7 +19,7 @@ def summary_table(groups: list[Group]) -> Table | None:
     groups = full_runs(groups)
     protocols = [p for p in PROTOCOLS if any(group.protocol == p for group in groups)]
     rows = []
-    for task in TASKS:
+    for task in PAPER_TASKS:
         column, label = COLUMNS[task][0]
         runs = {p: {group.method: group for group in main_groups(groups, task, p)} for p in protocols}
         for method in (m for m in ORDER if any(m in found for found in runs.values())):

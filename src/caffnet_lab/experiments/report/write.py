@@ -1,20 +1,25 @@
-"""Writes the whole report to a folder."""
+"""Writes the whole report to a folder: the page of the paper's experiments, and that of the yardsticks."""
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from caffnet_lab.experiments.config import PROTOCOLS, QUICK_FOLDER, TASKS
+from matplotlib.figure import Figure
+
+from caffnet_lab.experiments.config import PAPER_TASKS, PROTOCOLS, QUICK_FOLDER
 from caffnet_lab.experiments.files import write_atomically
 from caffnet_lab.experiments.records import RecordError, read_records, read_timings
+from caffnet_lab.experiments.report import yardsticks
 from caffnet_lab.experiments.report.aims import aims_table
 from caffnet_lab.experiments.report.claims import claims_table
 from caffnet_lab.experiments.report.figures import figures, save
 from caffnet_lab.experiments.report.formats import as_csv, as_latex, as_markdown, latex_document, latex_figure
 from caffnet_lab.experiments.report.groups import Group, group_records, main_groups, sources
+from caffnet_lab.experiments.report.null_space import null_space_table
 from caffnet_lab.experiments.report.page import build_page
 from caffnet_lab.experiments.report.summary import summary_table
 from caffnet_lab.experiments.report.tables import (
@@ -27,6 +32,7 @@ from caffnet_lab.experiments.report.tables import (
     speed_table,
     variants_table,
 )
+from caffnet_lab.experiments.report.yardstick_figures import yardstick_figures
 from caffnet_lab.markup import markdown as escape
 
 INTRODUCTION = (
@@ -45,16 +51,43 @@ INTRODUCTION = (
 )
 
 
+@dataclasses.dataclass(frozen=True)
+class Page:
+    """One of the two pages of a report.
+
+    Attributes:
+        stem: of its files.
+        title: above it.
+        introduction: lines of Markdown.
+        measures: what the columns mean.
+        tasks: their sections, by name, with their titles.
+        tables: of one task.
+        figures: of one task, by name, with captions.
+        summary: the table for the beginning, None for none.
+    """
+
+    stem: str
+    title: str
+    introduction: tuple[str, ...]
+    measures: str
+    tasks: dict[str, str]
+    tables: Callable[[str], list[Table]]
+    figures: Callable[[str], dict[str, tuple[str, Figure]]]
+    summary: Table | None
+
+
 def write_report(folders: Sequence[Path], out: Path, markdown_to: Path | None = None) -> list[Path]:
-    """Tables, figures and the page, from all records below `folders`.
+    """Tables, figures and the pages, from all records below `folders`.
 
     Args:
         folders: where records are.
         out: where the report goes.
-        markdown_to: write the Markdown here as well, with its figures in ``figures/<name>`` beside it.
+        markdown_to: write the Markdown here as well, with its figures in ``figures/<name>`` beside it; that of the
+            yardsticks goes to ``yardsticks.md`` in the same folder.
 
     Returns:
-        The files written: ``report.md``, ``report.tex``, ``report.html``, ``tables/*.csv|tex``, ``figures/*.png|pdf``.
+        The files written: ``report.md``, ``report.tex``, ``report.html``, ``tables/*.csv|tex``, ``figures/*.png|pdf``;
+        where there are yardsticks the same three under ``yardsticks``.
 
     Raises:
         RecordError: there are no records, or one cannot be read.
@@ -70,6 +103,58 @@ def write_report(folders: Sequence[Path], out: Path, markdown_to: Path | None = 
         raise RecordError(f"No records below {', '.join(map(str, folders))}: do a run first (caffnet run pwc --quick).")
     groups = group_records(records)
     written: list[Path] = []
+    for page, target in (
+        (_paper_page(groups, timings), markdown_to),
+        (_yardsticks_page(groups), markdown_to and markdown_to.with_name("yardsticks.md")),
+    ):
+        mine = [record for record in records if record["config"]["task"] in page.tasks]
+        times = [timing for timing in timings if timing["task"] in page.tasks]
+        if mine or times:
+            written += _write_page(page, mine, times, out, target)
+    return written
+
+
+def _paper_page(groups: list[Group], timings: Sequence[dict[str, Any]]) -> Page:
+    def drawn(task: str) -> dict[str, tuple[str, Figure]]:
+        found = {}
+        for protocol in PROTOCOLS:
+            for name, (caption, figure) in figures(main_groups(groups, task, protocol), optima(groups)).items():
+                found[f"{protocol}-{name}"] = (f"Protocol “{protocol}”. {caption}", figure)
+        return found
+
+    mine = [group for group in groups if group.task in PAPER_TASKS]
+    absent = [f"“{p}”" for p in PROTOCOLS if not any(group.protocol == p for group in mine)]
+    lacking = (f"There are no runs under the protocol {' or '.join(absent)}.", "") if absent and mine else ()
+    return Page(
+        "report",
+        "Results",
+        (*INTRODUCTION, "", *lacking),
+        MEASURES,
+        NAMES,
+        lambda task: task_tables(mine, timings, task),
+        drawn,
+        summary_table(mine),
+    )
+
+
+def _yardsticks_page(groups: list[Group]) -> Page:
+    return Page(
+        "yardsticks",
+        "The field's yardsticks",
+        (*yardsticks.INTRODUCTION, "", yardsticks.MEASURES, ""),
+        yardsticks.MEASURES,
+        yardsticks.NAMES,
+        lambda task: yardsticks.yardstick_tables(groups, task),
+        lambda task: yardstick_figures([group for group in groups if group.task == task]),
+        null_space_table(groups),
+    )
+
+
+def _write_page(
+    page: Page, records: list[dict[str, Any]], timings: list[dict[str, Any]], out: Path, markdown_to: Path | None
+) -> list[Path]:
+    """One page in all formats."""
+    written: list[Path] = []
 
     def write(name: str, content: bytes | str) -> None:
         path = out / name
@@ -77,9 +162,7 @@ def write_report(folders: Sequence[Path], out: Path, markdown_to: Path | None = 
         written.append(path)
 
     sections: dict[str, tuple[list[Table], list[tuple[str, bytes]]]] = {}
-    absent = [f"“{p}”" for p in PROTOCOLS if not any(group.protocol == p for group in groups)]
-    markdown = ["# Results", "", *INTRODUCTION, ""]
-    markdown += [f"There are no runs under the protocol {' or '.join(absent)}.", ""] if absent and records else []
+    markdown = [f"# {page.title}", "", *page.introduction]
     latex: list[str] = []
 
     def add(table: Table) -> None:
@@ -88,38 +171,35 @@ def write_report(folders: Sequence[Path], out: Path, markdown_to: Path | None = 
         write(f"tables/{table.name}.tex", latex[-1])
         write(f"tables/{table.name}.csv", as_csv(table))
 
-    summary = summary_table(groups)
-    if summary is not None:
-        add(summary)
-    for task in TASKS:
-        tables = task_tables(groups, timings, task)
+    if page.summary is not None:
+        add(page.summary)
+    for task, title in page.tasks.items():
+        tables = page.tables(task)
         if not tables:
             continue
-        markdown += [f"## {NAMES[task]}", ""]
+        markdown += [f"## {title}", ""]
         pictures: list[tuple[str, bytes]] = []
         for table in tables:
             add(table)
-        for protocol in PROTOCOLS:
-            for name, (caption, figure) in figures(main_groups(groups, task, protocol), optima(groups)).items():
-                stem = f"figures/{task}-{protocol}-{name}"
-                png = save(figure, "png")
-                write(f"{stem}.png", png)
-                write(f"{stem}.pdf", save(figure, "pdf"))
-                caption = f"Protocol “{protocol}”. {caption}"
-                pictures.append((caption, png))
-                latex.append(latex_figure(f"{stem}.pdf", caption))
-                shown = escape(caption)
-                markdown += [f"![{shown}]({stem}.png)", "", f"*{shown}*", ""]
+        for name, (caption, figure) in page.figures(task).items():
+            stem = f"figures/{task}-{name}"
+            png = save(figure, "png")
+            write(f"{stem}.png", png)
+            write(f"{stem}.pdf", save(figure, "pdf"))
+            pictures.append((caption, png))
+            latex.append(latex_figure(f"{stem}.pdf", caption))
+            shown = escape(caption)
+            markdown += [f"![{shown}]({stem}.png)", "", f"*{shown}*", ""]
         sections[task] = (tables, pictures)
-    last = [table for table in (speed_table(timings),) if table is not None]
+    last = [table for table in (speed_table(timings, page.stem),) if table is not None]
     for table in last:
         add(table)
     markdown += ["## Where the runs were made", "", *(f"- {escape(line)}" for line in sources(records or timings)), ""]
-    write("report.md", "\n".join(markdown))
+    write(f"{page.stem}.md", "\n".join(markdown))
     if markdown_to is not None:
         written += _publish("\n".join(markdown), [path for path in written if path.suffix == ".png"], markdown_to)
-    write("report.tex", latex_document(MEASURES, latex))
-    write("report.html", build_page(summary, sections, last, records or timings))
+    write(f"{page.stem}.tex", latex_document(page.measures, latex))
+    write(f"{page.stem}.html", build_page(page, sections, last, records or timings))
     return written
 
 
