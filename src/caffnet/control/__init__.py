@@ -15,17 +15,31 @@ from caffnet.control.barriers import (
     InsideBox,
     InsidePolytope,
     Intersection,
+    Moving,
     OutsideCircles,
     OutsidePolytopes,
     Stack,
     Union,
     hull_corners,
     hull_rows,
+    with_time,
 )
+from caffnet.control.class_k import linear, power, saturating
+from caffnet.control.high_order import HighOrder
 from caffnet.control.pid import PID, UnicyclePID, body_frame_error
-from caffnet.control.safety import BarrierConstraint, HighOrder, SafetyFilter, linear, power, saturating
+from caffnet.control.safety import BarrierConstraint, SafetyFilter
 from caffnet.control.simulation import Trajectory, limit_gradient, rk4, rollout
-from caffnet.control.systems import ControlAffine, DoubleIntegrator, Unicycle, wrap_angle
+from caffnet.control.systems import (
+    Bicycle,
+    CartPole,
+    ControlAffine,
+    DoubleIntegrator,
+    Integrator,
+    PlanarQuadrotor,
+    TwoLinkArm,
+    Unicycle,
+    wrap_angle,
+)
 
 __all__ = [
     "PID",

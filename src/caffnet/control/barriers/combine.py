@@ -1,0 +1,83 @@
+"""Several barriers as one smooth function: all of them, or any of them.
+
+Of the intersection: ``h = -ln(Σ_i exp(-κ h_i)) / κ  <=  min_i h_i``, with ``∇h = Σ_i λ_i ∇h_i``,
+``λ = softmax(-κ h_i)``. The union is that of `shapes`.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from caffnet.control.barriers.base import Barrier, Stack
+from caffnet.control.barriers.shapes import check_sharpness
+
+
+class Intersection(Barrier):
+    """Safe where *all* of the functions are >= 0, as one smooth function that never exceeds their minimum.
+
+    Args:
+        *parts: barriers; all their functions take part.
+        sharpness: the κ; the larger, the nearer to the minimum and the less smooth.
+
+    >>> from caffnet.control import InsideBox
+    >>> Intersection(InsideBox([-1.0], [1.0]), sharpness=50)(torch.tensor([0.0]))
+    tensor([0.9861])
+    """
+
+    sign, names = -1.0, ("intersection",)
+
+    def __init__(self, *parts: Barrier, sharpness: float = 10.0):
+        self.parts, self.sharpness = Stack(*parts), check_sharpness(sharpness)
+        self.moving = self.parts.moving
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """``(..., 1)``."""
+        return self._blend(self.parts(x))
+
+    def evaluate(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The blend, and the gradients of the parts with the softmax weights."""
+        value, gradient = self.parts.evaluate(x)
+        weight = torch.softmax(self.sign * self.sharpness * value, -1).unsqueeze(-2)
+        return self._blend(value), weight @ gradient
+
+    def evaluate_along(self, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """As `evaluate`; the gradient changes with the parts' and with their weights."""
+        value, gradient, change = self.parts.evaluate_along(x, v)
+        weight = torch.softmax(self.sign * self.sharpness * value, -1)
+        rate = (gradient @ v.unsqueeze(-1)).squeeze(-1)
+        drift = self.sign * self.sharpness * weight * (rate - (weight * rate).sum(-1, keepdim=True))
+        weight, drift = weight.unsqueeze(-2), drift.unsqueeze(-2)
+        return self._blend(value), weight @ gradient, weight @ change + drift @ gradient
+
+    def _blend(self, value: Tensor) -> Tensor:
+        return -torch.logsumexp(-self.sharpness * value, -1, keepdim=True) / self.sharpness
+
+
+class Union(Intersection):
+    """Safe where *any* of the parts is, as one smooth function that never exceeds their maximum.
+
+    A part with several functions is safe where all of them are >= 0, here as everywhere: its smooth intersection takes
+    part. So the union of two rooms, each a box with four walls, is one room or the other.
+
+    Args:
+        *parts: barriers.
+        sharpness: the κ; the larger, the nearer to the maximum and the less smooth.
+
+    >>> from caffnet.control import InsidePolytope
+    >>> left_or_right = Union(InsidePolytope([[1.0]], [-1.0]), InsidePolytope([[-1.0]], [-1.0]))
+    >>> left_or_right(torch.tensor([[-2.0], [0.0], [2.0]]))
+    tensor([[ 0.9307],
+            [-1.0000],
+            [ 0.9307]])
+    """
+
+    sign, names = 1.0, ("union",)
+
+    def __init__(self, *parts: Barrier, sharpness: float = 10.0):
+        super().__init__(*(Intersection(part, sharpness=sharpness) for part in parts), sharpness=sharpness)
+
+    def _blend(self, value: Tensor) -> Tensor:
+        return (torch.logsumexp(self.sharpness * value, -1, keepdim=True) - math.log(value.shape[-1])) / self.sharpness
