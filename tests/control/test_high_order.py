@@ -48,7 +48,12 @@ SHAPES = {
     "intersection": Intersection(OutsidePolytopes([TRIANGLE]), OutsideCircles([[2.0, 0.0]], [0.5])),
     "stack": Stack(OutsidePolytopes([TRIANGLE]), OutsideCircles([[2.0, 0.0]], [0.5])),
 }
-ALPHAS = {"linear": linear(2.0), "power": power(0.5, 3.0), "saturating": saturating(2.0, 0.7), "given": lambda h: h + 0.1 * h**3}
+ALPHAS = {
+    "linear": linear(2.0),
+    "power": power(0.5, 3.0),
+    "saturating": saturating(2.0, 0.7),
+    "given": lambda h: h + 0.1 * h**3,
+}
 
 
 def states(count: int, n: int, seed: int = 0) -> torch.Tensor:
@@ -139,7 +144,9 @@ def test_an_order_more_goes_the_same_way():
 
 def test_the_relative_degree_is_checked_when_built():
     mass, circle = DoubleIntegrator(2), OutsideCircles([[0.0, 0.0]], [1.0])
-    with pytest.raises(ConstraintError, match=r"does not reach circle 0: L_g h = 0 at all 64 states .*Raise it: HighOrder"):
+    with pytest.raises(
+        ConstraintError, match=r"does not reach circle 0: L_g h = 0 at all 64 states .*Raise it: HighOrder"
+    ):
         BarrierConstraint(mass, circle)
     with pytest.raises(ConstraintError, match="does not reach circle 0"):
         BarrierConstraint(Integrator(2, 3), HighOrder(circle, Integrator(2, 3)))  # one order is missing
@@ -163,7 +170,9 @@ def test_mixed_relative_degree_of_a_quadrotor():
     """Thrust reaches a height at the second derivative, the torque does not; a tilt limit keeps the thrust's reach."""
     drone = PlanarQuadrotor()
     height = HighOrder(InsideBox([-math.inf, 0.0, *[-math.inf] * 4], [math.inf, 2.0, *[math.inf] * 4]), drone)
-    tilt = HighOrder(InsideBox([-math.inf, -math.inf, -0.5, *[-math.inf] * 3], [math.inf, math.inf, 0.5, *[math.inf] * 3]), drone)
+    tilt = HighOrder(
+        InsideBox([-math.inf, -math.inf, -0.5, *[-math.inf] * 3], [math.inf, math.inf, 0.5, *[math.inf] * 3]), drone
+    )
     x = 0.3 * states(20, 6)
     rows = BarrierConstraint(drone, Stack(height, tilt))(x).A
     assert (rows[:, :2, 1] == 0).all() and (rows[:, :2, 0].abs() > 0.1).all()
@@ -179,7 +188,9 @@ def test_a_margin_is_kept_by_the_barrier_at_the_bottom():
 
     def closest(barrier, margin):
         safe = BarrierConstraint(mass, barrier, linear(5.0), margin=margin)
-        path = rollout(mass, SafetyFilter(lambda x: 5 * torch.ones_like(x[..., :1]), safe), torch.zeros(1, 2), 400, 0.02)
+        path = rollout(
+            mass, SafetyFilter(lambda x: 5 * torch.ones_like(x[..., :1]), safe), torch.zeros(1, 2), 400, 0.02
+        )
         return float(wall(path.states).min())
 
     assert closest(raised, 0.3) == pytest.approx(0.3, abs=1e-3)

@@ -1,6 +1,6 @@
 """Safe control: control-affine systems and barrier functions as hard affine constraints on the input.
 
-    system      dx/dt = f(x) + g(x) u                                    `ControlAffine`, `Unicycle`, `DoubleIntegrator`
+    system      dx/dt = f(x) + g(x) u                                    `ControlAffine`, `Unicycle`, `Integrator`, ...
     barriers    h(x) >= 0 where the state is safe                        `InsideBox`, `OutsidePolytopes`, `Union`, ...
     rows        -L_g h(x) u <= L_f h(x) + α(h(x))                        `BarrierConstraint`: x -> AffineSet
     filter      the input nearest to a policy's that satisfies the rows  `SafetyFilter`, or a `CAffNet` to be trained
@@ -28,6 +28,7 @@ from caffnet.control.class_k import linear, power, saturating
 from caffnet.control.high_order import HighOrder
 from caffnet.control.pid import PID, UnicyclePID, body_frame_error
 from caffnet.control.safety import BarrierConstraint, SafetyFilter
+from caffnet.control.sampled import hold_reserve
 from caffnet.control.simulation import Trajectory, limit_gradient, rk4, rollout
 from caffnet.control.systems import (
     Bicycle,
@@ -45,22 +46,29 @@ __all__ = [
     "PID",
     "Barrier",
     "BarrierConstraint",
+    "Bicycle",
+    "CartPole",
     "ControlAffine",
     "DoubleIntegrator",
     "FunctionBarrier",
     "HighOrder",
     "InsideBox",
     "InsidePolytope",
+    "Integrator",
     "Intersection",
+    "Moving",
     "OutsideCircles",
     "OutsidePolytopes",
+    "PlanarQuadrotor",
     "SafetyFilter",
     "Stack",
     "Trajectory",
+    "TwoLinkArm",
     "Unicycle",
     "UnicyclePID",
     "Union",
     "body_frame_error",
+    "hold_reserve",
     "hull_corners",
     "hull_rows",
     "limit_gradient",
@@ -69,5 +77,6 @@ __all__ = [
     "rk4",
     "rollout",
     "saturating",
+    "with_time",
     "wrap_angle",
 ]

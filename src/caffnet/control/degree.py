@@ -27,7 +27,7 @@ def check_reached(barrier: Barrier, system: ControlAffine, samples: Tensor | Non
         return
     raise ConstraintError(
         f"The input does not reach {_told(barrier, ~hit)}: L_g h = 0 at all {len(reached)} states looked at, so "
-        "its relative degree is 2 or more. Raise it: HighOrder(barrier, system) in place of the barrier, once for every "
+        "its relative degree is 2 or more. Raise it: HighOrder(barrier, system) in place of the barrier, once per "
         "derivative that is missing. (If it is reached elsewhere, pass samples, states where it is.)"
     )
 
@@ -38,8 +38,8 @@ def check_not_reached(barrier: Barrier, system: ControlAffine, samples: Tensor |
     if reached is None or not (hit := reached.any(0)).any():
         return
     raise ConstraintError(
-        f"The input reaches {_told(barrier, hit)} directly (L_g h is not 0), so HighOrder would not keep it: leave it as "
-        "it is, beside the others, as in Stack(HighOrder(position, system), speed)."
+        f"The input reaches {_told(barrier, hit)} directly (L_g h is not 0), so HighOrder would not keep it: leave it "
+        "as it is, beside the others, as in Stack(HighOrder(position, system), speed)."
     )
 
 

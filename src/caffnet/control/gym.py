@@ -168,7 +168,7 @@ class SafeVectorActions(gymnasium.vector.VectorWrapper):
 
     def reset(self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None):
         """New episodes."""
-        observed, info = self.env.reset(seed=seed, options=options)
+        observed, info = self.env.reset(seed=seed, options=options)  # pyright: ignore[reportArgumentType]
         self._seen, self._over = _copied(observed), np.zeros(self.num_envs, bool)
         return observed, info
 
@@ -301,7 +301,7 @@ def round_inwards(answer: Projection, kind: Any, firm: int) -> np.ndarray:
         upper = np.where(lost[..., None] & giving, np.inf, upper)
     equal = np.array([row_kind == EQUAL for row_kind in rows.row_kinds])
 
-    def broken(point: np.ndarray) -> np.ndarray:
+    def broken(point: np.ndarray) -> Any:
         height = (A @ point.astype(np.float64)[..., None])[..., 0]
         return (((height > upper) | (height < lower)) & ~equal).any(-1)
 

@@ -277,7 +277,7 @@ def check_undisturbed(barrier: Barrier, disturbance: Tensor, system: ControlAffi
         except ConstraintError:
             raise ConstraintError(
                 f"The disturbance acts directly on a function under HighOrder ({', '.join(below.names or ('h',))}), "
-                "which its rows cannot make up for: give a disturbance of the states that the input moves, 0 for others."
+                "which its rows cannot make up for: give one of the states that the input moves, 0 for others."
             ) from None
 
 

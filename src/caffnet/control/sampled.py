@@ -74,7 +74,8 @@ def hold_reserve(
     if lipschitz is not None and speed is not None:
         count = len(_rates(constraint, *_nowhere(constraint))[0])
         return (dt * speed * constant("lipschitz", lipschitz)).expand(count).clone()
-    assert lower is not None and upper is not None
+    assert lower is not None
+    assert upper is not None
     low, high = constant("lower", lower), constant("upper", upper)
     if low.shape != (constraint.system.n_x,) or low.shape != high.shape or not (low <= high).all():
         raise ConstraintError(

@@ -1,10 +1,10 @@
 """Barrier functions: the state is safe where every ``h(x) >= 0``.
 
-    base      `Barrier`, any function as one, several as one, and time
-    shapes    polytopes, boxes, circles, with their derivatives written out
-    combine   smooth unions and intersections
-    moving    shapes that move with time
-    hull      obstacles from their corners
+base      `Barrier`, any function as one, several as one, and time
+shapes    polytopes, boxes, circles, with their derivatives written out
+combine   smooth unions and intersections
+moving    shapes that move with time
+hull      obstacles from their corners
 """
 
 from caffnet.control.barriers.base import Barrier, FunctionBarrier, Stack, with_time

@@ -86,7 +86,7 @@ class Barrier:
                 f"The second derivative of {type(self).__name__} comes from automatic differentiation, which "
                 "torch.export does not hold: define evaluate_along(x, v) in a subclass, with it written out."
             )
-        (value, gradient), (_, change) = torch.func.jvp(self.evaluate, (x,), (v,))
+        (value, gradient), (_, change) = torch.func.jvp(self.evaluate, (x,), (v,))  # pyright: ignore
         return value, gradient, change
 
     def lowered(self, margin: float) -> Barrier:
@@ -172,8 +172,8 @@ class Lowered(Barrier):
 
     def evaluate_along(self, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """As of h."""
-        value, *derivatives = self.barrier.evaluate_along(x, v)
-        return value - self.margin, *derivatives
+        value, gradient, change = self.barrier.evaluate_along(x, v)
+        return value - self.margin, gradient, change
 
 
 class Resting(Barrier):

@@ -94,9 +94,9 @@ class Moving(Barrier):
             return path(t) if t.ndim == 0 else torch.func.vmap(at)(t)
 
         def moved(t: Tensor) -> tuple[Tensor, Tensor]:
-            return torch.func.jvp(at, (t,), (one,))
+            return torch.func.jvp(at, (t,), (one,))  # pyright: ignore[reportReturnType]
 
-        (place, speed), (_, bend) = torch.func.jvp(moved, (time,), (one,))
+        (place, speed), (_, bend) = torch.func.jvp(moved, (time,), (one,))  # pyright: ignore[reportAssignmentType]
         return whole(place.to(x)), whole(speed.to(x)), whole(bend.to(x))
 
 

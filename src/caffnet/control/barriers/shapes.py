@@ -89,7 +89,7 @@ def _sides(names: Sequence[str], low: Tensor, high: Tensor, finite: Tensor) -> S
     there = int(finite.sum())
     if isinstance(names, str) or len(names) not in (len(low), there):
         raise ConstraintError(
-            f"names must be a list of {len(low)} labels, one per entry of the state, or of {there}, one per finite side "
+            f"names must be a list of {len(low)} labels, one per entry of the state, or {there}, one per finite side "
             f"(upper sides first), got {names!r}."
         )
     if len(names) != len(low):
@@ -257,8 +257,6 @@ def constant(name: str, value: ArrayLike, infinite: bool = False) -> Tensor:
     if given.isnan().any() or not (infinite or given.isfinite().all()):
         raise ConstraintError(f"{name} must be {'' if infinite else 'finite '}numbers, got {given.tolist()}.")
     return given
-
-
 
 
 def check_sharpness(sharpness: float) -> float:

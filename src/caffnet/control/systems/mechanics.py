@@ -128,8 +128,8 @@ class TwoLinkArm(ControlAffine):
     def tip(self, x: Tensor) -> Tensor:
         """Where the end of the second link is, ``(..., 2)``."""
         first, both = x[..., 0], x[..., 0] + x[..., 1]
-        along = [l * torch.stack([torch.cos(a), torch.sin(a)], -1) for l, a in zip(self.lengths, (first, both), strict=True)]
-        return along[0] + along[1]
+        near, far = (torch.stack([torch.cos(angle), torch.sin(angle)], -1) for angle in (first, both))
+        return self.lengths[0] * near + self.lengths[1] * far
 
     def _inverse_mass(self, x: Tensor) -> Tensor:
         matrix = self.mass_matrix(x)
