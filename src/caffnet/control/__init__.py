@@ -25,8 +25,11 @@ from caffnet.control.barriers import (
     with_time,
 )
 from caffnet.control.class_k import linear, power, saturating
+from caffnet.control.distributions import InteriorNormal, ProjectedNormal, TruncatedNormal
 from caffnet.control.high_order import HighOrder
+from caffnet.control.interior import BoxTransform, RayTransform, SimplexTransform, interior_point, interior_transform
 from caffnet.control.pid import PID, UnicyclePID, body_frame_error
+from caffnet.control.policies import InteriorActor, StochasticPolicy
 from caffnet.control.safety import BarrierConstraint, SafetyFilter
 from caffnet.control.sampled import hold_reserve
 from caffnet.control.simulation import Trajectory, limit_gradient, rk4, rollout
@@ -47,6 +50,7 @@ __all__ = [
     "Barrier",
     "BarrierConstraint",
     "Bicycle",
+    "BoxTransform",
     "CartPole",
     "ControlAffine",
     "DoubleIntegrator",
@@ -55,14 +59,21 @@ __all__ = [
     "InsideBox",
     "InsidePolytope",
     "Integrator",
+    "InteriorActor",
+    "InteriorNormal",
     "Intersection",
     "Moving",
     "OutsideCircles",
     "OutsidePolytopes",
     "PlanarQuadrotor",
+    "ProjectedNormal",
+    "RayTransform",
     "SafetyFilter",
+    "SimplexTransform",
     "Stack",
+    "StochasticPolicy",
     "Trajectory",
+    "TruncatedNormal",
     "TwoLinkArm",
     "Unicycle",
     "UnicyclePID",
@@ -71,6 +82,8 @@ __all__ = [
     "hold_reserve",
     "hull_corners",
     "hull_rows",
+    "interior_point",
+    "interior_transform",
     "limit_gradient",
     "linear",
     "power",

@@ -1,0 +1,198 @@
+"""Policies of Stable-Baselines3 whose actions satisfy constraints that depend on the observation.
+
+    model = SAC(SafeSACPolicy, env, policy_kwargs={"constraint": rows})       # rows: observations -> AffineSet
+
+`rows` gets a float32 tensor of observations ``(batch, ...)`` and returns sets over the actions of the environment; the
+limits of the action space are added. The maps work in float32, so the environment may see a row broken by rounding, and
+what does not come from the policy is not constrained at all: random warm-up (``learning_starts``) and action noise. A
+`SafeActions` around the environment takes care of both; then replay buffers store what the agent asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from caffnet.constraints import AffineSet
+from caffnet.control.distributions import InteriorNormal
+from caffnet.control.interior import interior_transform
+from caffnet.errors import ConstraintError
+from caffnet.projection import project
+
+try:
+    from stable_baselines3.common.policies import ActorCriticPolicy
+    from stable_baselines3.sac.policies import Actor as SACActor
+    from stable_baselines3.sac.policies import SACPolicy
+    from stable_baselines3.td3.policies import Actor as TD3Actor
+    from stable_baselines3.td3.policies import TD3Policy
+except ImportError as missing:
+    raise ImportError('caffnet.control.sb3 needs Stable-Baselines3: pip install "caffnet[rl]".') from missing
+
+Rows = Callable[[Any], AffineSet] | AffineSet
+HEADS = ("interior", "project")
+
+
+class ActionSets:
+    """Observations to sets of actions, within the limits of the action space.
+
+    Args:
+        constraint: observations ``(batch, ...)`` to sets over the actions of the environment, or one set.
+        space: the action space, a box.
+        scaled: over actions that are scaled to [-1, 1], as actors of SAC and TD3 give them.
+    """
+
+    def __init__(self, constraint: Rows, space: Any, scaled: bool):
+        if not hasattr(space, "low") or not np.isfinite(space.low).all() or not np.isfinite(space.high).all():
+            raise ConstraintError(f"The action space must be a box with finite limits, got {space}.")
+        self.constraint, self.scaled = constraint, scaled
+        low, high = (torch.as_tensor(side, dtype=torch.float64) for side in (space.low, space.high))
+        self.middle, self.half = (high + low) / 2, (high - low) / 2
+        if not scaled:
+            self.limits = AffineSet.box(low, high)
+        else:
+            self.limits = AffineSet.box(-torch.ones_like(low), torch.ones_like(low))
+
+    @torch.no_grad()
+    def __call__(self, observations: Any) -> AffineSet:
+        """The sets at the observations, float32."""
+        rows = self.constraint if isinstance(self.constraint, AffineSet) else self.constraint(observations)
+        rows = rows.to(torch.float64)
+        if self.scaled:  # of a = middle + half s
+            shift = rows.A @ self.middle
+            parts = rows.A * self.half, rows.lower - shift, rows.upper - shift
+            rows = AffineSet.from_parts(*parts, rows.labels, rows.row_kinds)
+        return (rows & self.limits).to(torch.float32)
+
+
+class _TD3Actor(TD3Actor):
+    """Deterministic actions, put into the set by the interior map or by projection (with the tangent gradient)."""
+
+    def __init__(self, *args: Any, constraint: Rows, head: str, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.sets, self.head = ActionSets(constraint, self.action_space, scaled=True), head
+        if head == "interior":
+            self.mu = self.mu[:-1]  # the map takes any number: without the tanh at the end
+
+    def forward(self, obs: Any) -> Tensor:
+        raw, sets = super().forward(obs), self.sets(obs)
+        if self.head == "project":
+            return project(raw, sets, gradient="tangent", on_infeasible="nearest").value
+        action = interior_transform(sets)(raw)
+        assert isinstance(action, Tensor)
+        return action
+
+
+class SafeTD3Policy(TD3Policy):
+    """For TD3 and DDPG.
+
+    Args:
+        *args: of `TD3Policy`, as `kwargs`.
+        constraint: observations to sets of actions.
+        head: ``"interior"``, the bijection into the inside, or ``"project"``.
+        **kwargs: of `TD3Policy`.
+    """
+
+    def __init__(self, *args: Any, constraint: Rows, head: str = "interior", **kwargs: Any):
+        if head not in HEADS:
+            raise ConstraintError(f"head must be one of {', '.join(HEADS)}, got {head!r}.")
+        self.constraint, self.head = constraint, head
+        super().__init__(*args, **kwargs)
+
+    def make_actor(self, features_extractor: Any = None) -> TD3Actor:
+        """The actor with its constraint."""
+        kwargs = self._update_features_extractor(self.actor_kwargs, features_extractor)
+        return _TD3Actor(**kwargs, constraint=self.constraint, head=self.head).to(self.device)
+
+    def _get_constructor_parameters(self) -> dict[str, Any]:
+        return {**super()._get_constructor_parameters(), "constraint": self.constraint, "head": self.head}
+
+
+class _SACActor(SACActor):
+    """Gaussian, mapped into the interior: the log-probabilities are those of the actions, exactly."""
+
+    def __init__(self, *args: Any, constraint: Rows, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        if self.use_sde:
+            raise ConstraintError("The policy has noise of its own: use it with use_sde=False.")
+        self.sets = ActionSets(constraint, self.action_space, scaled=True)
+
+    def _distribution(self, obs: Any) -> InteriorNormal:
+        mean, log_std, _ = self.get_action_dist_params(obs)
+        return InteriorNormal(self.sets(obs), mean, log_std.exp())
+
+    def forward(self, obs: Any, deterministic: bool = False) -> Tensor:
+        policy = self._distribution(obs)
+        return policy.mode if deterministic else policy.rsample()
+
+    def action_log_prob(self, obs: Any) -> tuple[Tensor, Tensor]:
+        return self._distribution(obs).rsample_with_log_prob()
+
+
+class SafeSACPolicy(SACPolicy):
+    """For SAC.
+
+    Args:
+        *args: of `SACPolicy`, as `kwargs`.
+        constraint: observations to sets of actions.
+        **kwargs: of `SACPolicy`.
+    """
+
+    def __init__(self, *args: Any, constraint: Rows, **kwargs: Any):
+        self.constraint = constraint
+        super().__init__(*args, **kwargs)
+
+    def make_actor(self, features_extractor: Any = None) -> SACActor:
+        """The actor with its constraint."""
+        kwargs = self._update_features_extractor(self.actor_kwargs, features_extractor)
+        return _SACActor(**kwargs, constraint=self.constraint).to(self.device)
+
+    def _get_constructor_parameters(self) -> dict[str, Any]:
+        return {**super()._get_constructor_parameters(), "constraint": self.constraint}
+
+
+class SafePPOPolicy(ActorCriticPolicy):
+    """For PPO and A2C. The action that is stored is the one that is taken, and its log-probability is exact.
+
+    Args:
+        *args: of `ActorCriticPolicy`, as `kwargs`.
+        constraint: observations to sets of actions.
+        **kwargs: of `ActorCriticPolicy`.
+    """
+
+    def __init__(self, *args: Any, constraint: Rows, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        if self.use_sde:
+            raise ConstraintError("The policy has noise of its own: use it with use_sde=False.")
+        self.constraint = constraint
+        self.sets = ActionSets(constraint, self.action_space, scaled=False)
+
+    def get_distribution(self, obs: Any) -> InteriorNormal:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """The distribution of actions at the observations."""
+        features = self.extract_features(obs)
+        latent = self.mlp_extractor.forward_actor(features[0] if isinstance(features, tuple) else features)
+        mean = self.action_net(latent)
+        return InteriorNormal(self.sets(obs), mean, self.log_std.exp().expand_as(mean))
+
+    def forward(self, obs: Any, deterministic: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+        """Actions, values and log-probabilities."""
+        policy = self.get_distribution(obs)
+        if deterministic:
+            return policy.mode, self.predict_values(obs), policy.log_prob(policy.mode)
+        actions, score = policy.rsample_with_log_prob()
+        return actions, self.predict_values(obs), score
+
+    def evaluate_actions(self, obs: Any, actions: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Values, log-probabilities and an estimate of the entropy."""
+        policy = self.get_distribution(obs)
+        return self.predict_values(obs), policy.log_prob(actions), policy.entropy(samples=4)
+
+    def _predict(self, observation: Any, deterministic: bool = False) -> Tensor:
+        policy = self.get_distribution(observation)
+        return policy.mode if deterministic else policy.sample()
+
+    def _get_constructor_parameters(self) -> dict[str, Any]:
+        return {**super()._get_constructor_parameters(), "constraint": self.constraint}
