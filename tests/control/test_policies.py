@@ -91,10 +91,8 @@ def learn(score: str, method: str, steps: int = 800):
     for _ in range(steps):
         action, score_of = draw(256)
         gain = reward(action) - HEAT * score_of
-        if method == "sac":  # the gradient flows through the action
-            loss = -gain.mean()
-        else:  # REINFORCE: through the score alone
-            loss = -(score_of * (gain - gain.mean()).detach()).mean()
+        # SAC differentiates through the action; REINFORCE through the score alone.
+        loss = -gain.mean() if method == "sac" else -(score_of * (gain - gain.mean()).detach()).mean()
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()

@@ -46,7 +46,7 @@ def build(name):
     torch.manual_seed(0)
     policy, kwargs = {
         "sac": (safe.SafeSACPolicy, {}),
-        "td3": (safe.SafeTD3Policy, {}),
+        "td3": (safe.SafeTD3Policy, {"centre": [0.0] * N}),
         "td3-project": (safe.SafeTD3Policy, {"head": "project"}),
         "ppo": (safe.SafePPOPolicy, {}),
     }[name]

@@ -31,7 +31,8 @@ class InteriorActor(nn.Module):
         backbone: ``x -> z``, ``(..., n)``: the action as seen from the centre of the set.
         constraint: an `AffineSet`, or any function ``x -> AffineSet``.
 
-    >>> actor = InteriorActor(nn.Linear(3, 2), AffineSet.inequality([[1.0, 1.0], [-1.0, 0.0], [0.0, -1.0]], [1.0, 0.0, 0.0]))
+    >>> wedge = AffineSet.inequality([[1.0, 1.0], [-1.0, 0.0], [0.0, -1.0]], [1.0, 0.0, 0.0])
+    >>> actor = InteriorActor(nn.Linear(3, 2), wedge)
     >>> bool((actor(torch.randn(50, 3)) >= 0).all())
     True
     """

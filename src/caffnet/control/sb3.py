@@ -10,7 +10,7 @@ what does not come from the policy is not constrained at all: random warm-up (``
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from caffnet.constraints import AffineSet
 from caffnet.control.distributions import InteriorNormal
-from caffnet.control.interior import interior_transform
+from caffnet.control.interior import BoxTransform, RayTransform, interior_transform
 from caffnet.errors import ConstraintError
 from caffnet.projection import project
 
@@ -33,6 +33,7 @@ except ImportError as missing:
     raise ImportError('caffnet.control.sb3 needs Stable-Baselines3: pip install "caffnet[rl]".') from missing
 
 Rows = Callable[[Any], AffineSet] | AffineSet
+Centre = Callable[[Any], Tensor] | Tensor | Sequence[float] | None
 HEADS = ("interior", "project")
 
 
@@ -43,12 +44,14 @@ class ActionSets:
         constraint: observations ``(batch, ...)`` to sets over the actions of the environment, or one set.
         space: the action space, a box.
         scaled: over actions that are scaled to [-1, 1], as actors of SAC and TD3 give them.
+        centre: actions inside of the sets, a function of the observations or one for all; `interior_point` finds them
+            if None, at the cost of one more projection.
     """
 
-    def __init__(self, constraint: Rows, space: Any, scaled: bool):
+    def __init__(self, constraint: Rows, space: Any, scaled: bool, centre: Centre = None):
         if not hasattr(space, "low") or not np.isfinite(space.low).all() or not np.isfinite(space.high).all():
             raise ConstraintError(f"The action space must be a box with finite limits, got {space}.")
-        self.constraint, self.scaled = constraint, scaled
+        self.constraint, self.scaled, self.centre = constraint, scaled, centre
         low, high = (torch.as_tensor(side, dtype=torch.float64) for side in (space.low, space.high))
         self.middle, self.half = (high + low) / 2, (high - low) / 2
         if not scaled:
@@ -67,21 +70,31 @@ class ActionSets:
             rows = AffineSet.from_parts(*parts, rows.labels, rows.row_kinds)
         return (rows & self.limits).to(torch.float32)
 
+    def transform(self, observations: Any) -> RayTransform | BoxTransform:
+        """The map into the interior of the sets at the observations."""
+        sets = self(observations)
+        if self.centre is None:
+            return interior_transform(sets)
+        given = self.centre(observations) if callable(self.centre) else torch.as_tensor(self.centre)
+        inside = given.detach().double()
+        inside = (inside - self.middle) / self.half if self.scaled else inside
+        return RayTransform(sets, inside.to(torch.float32))
+
 
 class _TD3Actor(TD3Actor):
     """Deterministic actions, put into the set by the interior map or by projection (with the tangent gradient)."""
 
-    def __init__(self, *args: Any, constraint: Rows, head: str, **kwargs: Any):
+    def __init__(self, *args: Any, constraint: Rows, centre: Centre, head: str, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        self.sets, self.head = ActionSets(constraint, self.action_space, scaled=True), head
+        self.sets, self.head = ActionSets(constraint, self.action_space, True, centre), head
         if head == "interior":
             self.mu = self.mu[:-1]  # the map takes any number: without the tanh at the end
 
     def forward(self, obs: Any) -> Tensor:
-        raw, sets = super().forward(obs), self.sets(obs)
+        raw = super().forward(obs)
         if self.head == "project":
-            return project(raw, sets, gradient="tangent", on_infeasible="nearest").value
-        action = interior_transform(sets)(raw)
+            return project(raw, self.sets(obs), gradient="tangent", on_infeasible="nearest").value
+        action = self.sets.transform(obs)(raw)
         assert isinstance(action, Tensor)
         return action
 
@@ -92,37 +105,40 @@ class SafeTD3Policy(TD3Policy):
     Args:
         *args: of `TD3Policy`, as `kwargs`.
         constraint: observations to sets of actions.
+        centre: see `ActionSets`.
         head: ``"interior"``, the bijection into the inside, or ``"project"``.
         **kwargs: of `TD3Policy`.
     """
 
-    def __init__(self, *args: Any, constraint: Rows, head: str = "interior", **kwargs: Any):
+    def __init__(self, *args: Any, constraint: Rows, centre: Centre = None, head: str = "interior", **kwargs: Any):
         if head not in HEADS:
             raise ConstraintError(f"head must be one of {', '.join(HEADS)}, got {head!r}.")
-        self.constraint, self.head = constraint, head
+        self.constraint, self.centre, self.head = constraint, centre, head
         super().__init__(*args, **kwargs)
 
     def make_actor(self, features_extractor: Any = None) -> TD3Actor:
         """The actor with its constraint."""
         kwargs = self._update_features_extractor(self.actor_kwargs, features_extractor)
-        return _TD3Actor(**kwargs, constraint=self.constraint, head=self.head).to(self.device)
+        return _TD3Actor(**kwargs, constraint=self.constraint, centre=self.centre, head=self.head).to(self.device)
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
-        return {**super()._get_constructor_parameters(), "constraint": self.constraint, "head": self.head}
+        own = {"constraint": self.constraint, "centre": self.centre, "head": self.head}
+        return {**super()._get_constructor_parameters(), **own}
 
 
 class _SACActor(SACActor):
     """Gaussian, mapped into the interior: the log-probabilities are those of the actions, exactly."""
 
-    def __init__(self, *args: Any, constraint: Rows, **kwargs: Any):
+    def __init__(self, *args: Any, constraint: Rows, centre: Centre, **kwargs: Any):
         super().__init__(*args, **kwargs)
         if self.use_sde:
             raise ConstraintError("The policy has noise of its own: use it with use_sde=False.")
-        self.sets = ActionSets(constraint, self.action_space, scaled=True)
+        self.sets = ActionSets(constraint, self.action_space, True, centre)
 
     def _distribution(self, obs: Any) -> InteriorNormal:
         mean, log_std, _ = self.get_action_dist_params(obs)
-        return InteriorNormal(self.sets(obs), mean, log_std.exp())
+        ray = self.sets.transform(obs)
+        return InteriorNormal(ray.set, mean, log_std.exp(), ray)
 
     def forward(self, obs: Any, deterministic: bool = False) -> Tensor:
         policy = self._distribution(obs)
@@ -138,20 +154,22 @@ class SafeSACPolicy(SACPolicy):
     Args:
         *args: of `SACPolicy`, as `kwargs`.
         constraint: observations to sets of actions.
+        centre: see `ActionSets`.
         **kwargs: of `SACPolicy`.
     """
 
-    def __init__(self, *args: Any, constraint: Rows, **kwargs: Any):
-        self.constraint = constraint
+    def __init__(self, *args: Any, constraint: Rows, centre: Centre = None, **kwargs: Any):
+        self.constraint, self.centre = constraint, centre
         super().__init__(*args, **kwargs)
 
     def make_actor(self, features_extractor: Any = None) -> SACActor:
         """The actor with its constraint."""
         kwargs = self._update_features_extractor(self.actor_kwargs, features_extractor)
-        return _SACActor(**kwargs, constraint=self.constraint).to(self.device)
+        return _SACActor(**kwargs, constraint=self.constraint, centre=self.centre).to(self.device)
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
-        return {**super()._get_constructor_parameters(), "constraint": self.constraint}
+        own = {"constraint": self.constraint, "centre": self.centre}
+        return {**super()._get_constructor_parameters(), **own}
 
 
 class SafePPOPolicy(ActorCriticPolicy):
@@ -160,22 +178,24 @@ class SafePPOPolicy(ActorCriticPolicy):
     Args:
         *args: of `ActorCriticPolicy`, as `kwargs`.
         constraint: observations to sets of actions.
+        centre: see `ActionSets`.
         **kwargs: of `ActorCriticPolicy`.
     """
 
-    def __init__(self, *args: Any, constraint: Rows, **kwargs: Any):
+    def __init__(self, *args: Any, constraint: Rows, centre: Centre = None, **kwargs: Any):
         super().__init__(*args, **kwargs)
         if self.use_sde:
             raise ConstraintError("The policy has noise of its own: use it with use_sde=False.")
-        self.constraint = constraint
-        self.sets = ActionSets(constraint, self.action_space, scaled=False)
+        self.constraint, self.centre = constraint, centre
+        self.sets = ActionSets(constraint, self.action_space, False, centre)
 
     def get_distribution(self, obs: Any) -> InteriorNormal:  # pyright: ignore[reportIncompatibleMethodOverride]
         """The distribution of actions at the observations."""
         features = self.extract_features(obs)
         latent = self.mlp_extractor.forward_actor(features[0] if isinstance(features, tuple) else features)
         mean = self.action_net(latent)
-        return InteriorNormal(self.sets(obs), mean, self.log_std.exp().expand_as(mean))
+        ray = self.sets.transform(obs)
+        return InteriorNormal(ray.set, mean, self.log_std.exp().expand_as(mean), ray)
 
     def forward(self, obs: Any, deterministic: bool = False) -> tuple[Tensor, Tensor, Tensor]:
         """Actions, values and log-probabilities."""
@@ -195,4 +215,5 @@ class SafePPOPolicy(ActorCriticPolicy):
         return policy.mode if deterministic else policy.sample()
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
-        return {**super()._get_constructor_parameters(), "constraint": self.constraint}
+        own = {"constraint": self.constraint, "centre": self.centre}
+        return {**super()._get_constructor_parameters(), **own}
