@@ -379,6 +379,55 @@ def figures(
         typer.echo(f"written: {path}")
 
 
+@app.command()
+def audit(
+    constraint: Annotated[
+        str, typer.Argument(help="Where the constraint is: module:name or file.py:name, a function of the state.")
+    ],
+    lower: Annotated[str, typer.Option(help="The box of states: its lower corner, as in --lower=-5,-4,0.")],
+    upper: Annotated[str, typer.Option(help="Its upper corner.")],
+    samples: Annotated[int, typer.Option(help="How many states are looked at first.")] = 4096,
+    names: Annotated[str | None, typer.Option(help="Names of the states, as in --names=p,v.")] = None,
+    times: Annotated[str | None, typer.Option(help="An interval of time for a barrier that moves, as in 0,5.")] = None,
+    picture: Annotated[Path | None, typer.Option(help="A file for a picture over the first two states.")] = None,
+) -> None:
+    """Look for states where no input is admissible. Ends with 1 if there are any, so that a CI can use it."""
+    from caffnet.control import audit as look
+    from caffnet.errors import ConstraintError
+    from caffnet_lab.lookup import NotFoundError, find
+
+    _check_whole("--samples", samples, 1, 2**24)
+    if picture is not None:
+        _check_file("--picture", picture)
+    try:
+        found = look(
+            find(constraint),
+            _numbers_of("--lower", lower),
+            _numbers_of("--upper", upper),
+            samples=samples,
+            names=None if names is None else names.split(","),
+            times=None if times is None else tuple(_numbers_of("--times", times, 2)),  # pyright: ignore
+        )
+    except (ConstraintError, NotFoundError) as error:
+        _fail(error)
+    typer.echo(str(found))
+    if picture is not None:
+        typer.echo(f"written: {found.draw(picture)}")
+    if not found.ok:
+        raise typer.Exit(1)
+
+
+def _numbers_of(option: str, text: str, count: int | None = None) -> list[float]:
+    try:
+        numbers = [float(part) for part in text.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or (count is not None and len(numbers) != count):
+        wanted = "numbers" if count is None else f"{count} numbers"
+        _fail(ConfigError(f"{option} must be {wanted} with commas between, as in {option}=-1,0.5, got {text!r}."))
+    return numbers
+
+
 def _tell_written(console: Console, path: Path) -> None:
     console.print(f"written: {path}", markup=False, soft_wrap=True)
 

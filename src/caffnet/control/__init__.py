@@ -1,14 +1,19 @@
 """Safe control: control-affine systems and barrier functions as hard affine constraints on the input.
 
     system      dx/dt = f(x) + g(x) u                                    `ControlAffine`, `Unicycle`, `Integrator`, ...
-    barriers    h(x) >= 0 where the state is safe                        `InsideBox`, `OutsidePolytopes`, `Union`, ...
+    barriers    h(x) >= 0 where the state is safe                        `InsideBox`, `OutsidePolytopes`, `Moving`, ...
+    order       ψ = L_f h + α(h), where the input acts through the drift `HighOrder`
     rows        -L_g h(x) u <= L_f h(x) + α(h(x))                        `BarrierConstraint`: x -> AffineSet
+    audit       is there an admissible input everywhere?                 `audit`
     filter      the input nearest to a policy's that satisfies the rows  `SafetyFilter`, or a `CAffNet` to be trained
     rollout     states and inputs over time, differentiable              `rollout`
+    policies    distributions over sets, with exact log-probabilities    `InteriorNormal`, `StochasticPolicy`, ...
 
-A Gymnasium environment and an action filter are in `caffnet.control.gym` (needs the extra ``control``).
+A Gymnasium environment and action filters are in `caffnet.control.gym` (needs the extra ``control``), policies of
+Stable-Baselines3 in `caffnet.control.sb3` (needs ``rl``).
 """
 
+from caffnet.control.auditing import Audit, audit
 from caffnet.control.barriers import (
     Barrier,
     FunctionBarrier,
@@ -47,6 +52,7 @@ from caffnet.control.systems import (
 
 __all__ = [
     "PID",
+    "Audit",
     "Barrier",
     "BarrierConstraint",
     "Bicycle",
@@ -78,6 +84,7 @@ __all__ = [
     "Unicycle",
     "UnicyclePID",
     "Union",
+    "audit",
     "body_frame_error",
     "hold_reserve",
     "hull_corners",

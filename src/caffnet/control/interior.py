@@ -216,10 +216,34 @@ def interior_point(set: AffineSet, near: Tensor | None = None) -> Tensor:
     >>> interior_point(AffineSet.box([0.0, 0.0], [1.0, 4.0]))   # of all centres, that nearest to the origin
     tensor([0.5000, 0.5000])
     """
-    batch, dtype = set.batch_shape, typed(set).dtype
+    centre, radius = _largest_ball(set, near)
+    empty = ~(radius > 0)
+    if empty.any():
+        place = tuple(empty.nonzero()[0].tolist()) if set.batch_shape else ()
+        raise ConstraintError(
+            f"The set has no interior ({int(empty.sum())} of {empty.numel()} samples, first {place}), so nothing "
+            "can be spread over it: look for such states with caffnet.control.audit, or relax its rows."
+        )
+    return centre.to(typed(set).dtype)
+
+
+def depth(set: AffineSet) -> Tensor:
+    """The radius of the largest ball inside of each set, ``(...)``, float64; of an empty one, minus the least excess.
+
+    That is the least number by which every row, of length one, must give way. Minus infinity where none helps: a row
+    of zeros, or equalities, that cannot hold.
+
+    >>> depth(AffineSet.inequality([[1.0], [-1.0]], [[1.0, 1.0], [-1.0, -1.0]]))
+    tensor([ 1.0000, -1.0000], dtype=torch.float64)
+    """
+    return _largest_ball(set, None)[1]
+
+
+def _largest_ball(set: AffineSet, near: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Centres ``(..., n)`` and radii ``(...)``, float64."""
     wide = set.to(torch.float64)
     start = torch.zeros(set.n, dtype=torch.float64, device=set.device) if near is None else near.double()
-    start = project(start.expand(*batch, set.n).contiguous(), wide, on_infeasible="nearest").value
+    start = project(start.expand(*set.batch_shape, set.n).contiguous(), wide, on_infeasible="nearest").value
     lifted = _lifted(wide)
     far = FAR * (1 + start.abs().amax(-1, keepdim=True))
     answer = project(torch.cat([start, far], -1), lifted, on_infeasible="nearest")
@@ -229,15 +253,8 @@ def interior_point(set: AffineSet, near: Tensor | None = None) -> Tensor:
             break
         far = torch.where(short, FAR * far, far)
         answer = project(torch.cat([start, far], -1), lifted, on_infeasible="nearest")
-    radius = answer.value[..., -1]
-    empty = (answer.status >= int(Status.INFEASIBLE)) | ~(radius > 0)
-    if empty.any():
-        place = tuple(empty.nonzero()[0].tolist()) if batch else ()
-        raise ConstraintError(
-            f"The set has no interior ({int(empty.sum())} of {empty.numel()} samples, first {place}), so nothing "
-            "can be spread over it: look for such states with caffnet.control.audit, or relax its rows."
-        )
-    return answer.value[..., :-1].to(dtype)
+    lost = answer.status >= int(Status.INFEASIBLE)
+    return answer.value[..., :-1], torch.where(lost, -math.inf, answer.value[..., -1])
 
 
 def typed(set: AffineSet) -> AffineSet:
