@@ -88,7 +88,7 @@ class _TD3Actor(TD3Actor):
         super().__init__(*args, **kwargs)
         self.sets, self.head = ActionSets(constraint, self.action_space, True, centre), head
         if head == "interior":
-            self.mu = self.mu[:-1]  # the map takes any number: without the tanh at the end
+            self.mu = torch.nn.Sequential(*list(self.mu.children())[:-1])  # the map takes any number: without the tanh at the end
 
     def forward(self, obs: Any) -> Tensor:
         raw = super().forward(obs)
@@ -142,7 +142,7 @@ class _SACActor(SACActor):
 
     def forward(self, obs: Any, deterministic: bool = False) -> Tensor:
         policy = self._distribution(obs)
-        return policy.mode if deterministic else policy.rsample()
+        return policy.mode if deterministic else policy.rsample_with_log_prob()[0]
 
     def action_log_prob(self, obs: Any) -> tuple[Tensor, Tensor]:
         return self._distribution(obs).rsample_with_log_prob()
@@ -212,7 +212,7 @@ class SafePPOPolicy(ActorCriticPolicy):
 
     def _predict(self, observation: Any, deterministic: bool = False) -> Tensor:
         policy = self.get_distribution(observation)
-        return policy.mode if deterministic else policy.sample()
+        return policy.mode if deterministic else policy.rsample_with_log_prob()[0]
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
         own = {"constraint": self.constraint, "centre": self.centre}

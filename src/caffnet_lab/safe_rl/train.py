@@ -53,8 +53,8 @@ class Watched(gymnasium.Wrapper):
         rows = self.task.rows(torch.as_tensor(self._seen, dtype=torch.float64))
         excess = float(rows.violation(torch.as_tensor(action, dtype=torch.float64)).max())
         self.worst, self.broken, self.count = max(self.worst, excess), self.broken + (excess > 0), self.count + 1
-        self._seen, *rest = self.env.step(action)
-        return self._seen, *rest
+        self._seen, reward, terminated, truncated, info = self.env.step(action)
+        return self._seen, reward, terminated, truncated, info
 
 
 class Curve(BaseCallback):
@@ -85,7 +85,7 @@ def evaluate(model: Any, task: Task, seed: int) -> tuple[float, float]:
     return total / EPISODES, changed / steps
 
 
-def safe(task: Task) -> tuple[SafeActions, Watched]:
+def safe(task: Task) -> tuple[Any, Watched]:
     """The filtered environment, and what watches it from inside."""
     watched = Watched(task.make(), task)
     return SafeActions(watched, task.rows, on_infeasible="nearest"), watched
