@@ -65,7 +65,7 @@ class _Linear:
     rate: float
 
     def __call__(self, h: Tensor) -> Tensor:
-        return self.rate * h
+        return h if self.rate == 1 else self.rate * h
 
     def slope(self, h: Tensor) -> Tensor:
         return torch.full_like(h, self.rate)

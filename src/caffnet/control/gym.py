@@ -264,11 +264,12 @@ class ActionFilter:
             raise ConstraintError(
                 f"The constraint must give one set for one state, got a batch of shape {tuple(answer.set.batch_shape)}."
             )
-        answer = within_limits(answer, u, self._firm, self.options)
         status = answer.status.numpy()
+        if (status == int(Status.INFEASIBLE)).any():
+            answer = within_limits(answer, u, self._firm, self.options)
         taken = round_inwards(answer, self.space.dtype, self._firm)
         # Equalities and thin sets leave no room to round inwards: the environment would saturate the rest unseen.
-        taken = np.clip(taken, self.space.low, self.space.high)
+        taken = np.minimum(np.maximum(taken, self.space.low), self.space.high)
         if not np.isfinite(taken).all():
             where = np.argwhere(~np.isfinite(taken).all(-1))[0]
             name, place = Status(int(status[tuple(where)])).name, tuple(where.tolist())
@@ -290,7 +291,7 @@ def round_inwards(answer: Projection, kind: Any, firm: int) -> np.ndarray:
     """
     value = answer.value.numpy()
     short = value.astype(kind)
-    if short.dtype == np.float64:
+    if short.dtype == np.float64 or (short == value).all():  # nothing was rounded
         return short
     rows = answer.set
     A, lower, upper = (side.numpy() for side in (rows.A, rows.lower, rows.upper))
@@ -299,7 +300,7 @@ def round_inwards(answer: Projection, kind: Any, firm: int) -> np.ndarray:
         giving = np.arange(rows.m) < rows.m - firm
         lower = np.where(lost[..., None] & giving, -np.inf, lower)
         upper = np.where(lost[..., None] & giving, np.inf, upper)
-    equal = np.array([row_kind == EQUAL for row_kind in rows.row_kinds])
+    equal: Any = np.array([kind == EQUAL for kind in rows.row_kinds]) if EQUAL in rows.row_kinds else np.False_
 
     def broken(point: np.ndarray) -> Any:
         height = (A @ point.astype(np.float64)[..., None])[..., 0]

@@ -93,7 +93,7 @@ class BarrierConstraint:
         self.disturbance = None if disturbance is None else _not_negative("disturbance", disturbance, system.n_x)
         self._kept = barrier.lowered(margin) if margin else barrier
         self._system = InTime(system) if barrier.moving else system
-        self._limits: dict[tuple[torch.dtype, torch.device, int], tuple[Tensor, Tensor, Tensor]] = {}
+        self._limits: dict[tuple[torch.dtype, torch.device, torch.Size], tuple[Tensor, Tensor, Tensor]] = {}
         check_reached(self.barrier, self._system, samples)
         if self.disturbance is not None:
             check_undisturbed(self.barrier, self.disturbance, self._system, samples)
@@ -108,9 +108,6 @@ class BarrierConstraint:
             lower = bound.new_full((count,), -torch.inf)
             return AffineSet.from_parts(rows, lower, bound, names, kinds)
         A, lower, upper = self._limits_like(bound)
-        batch = bound.shape[:-1]
-        if batch:
-            A, upper = A.expand(*batch, *A.shape), upper.expand(*batch, *upper.shape)
         names += self.inputs.labels or (None,) * self.inputs.m
         parts = torch.cat([rows, A], -2), lower, torch.cat([bound, upper], -1)
         return AffineSet.from_parts(*parts, names, kinds + self.inputs.row_kinds)
@@ -149,13 +146,16 @@ class BarrierConstraint:
     def _limits_like(self, bound: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Rows and upper bounds of the limits, and lower bounds of all rows, as the barrier's bounds are."""
         assert self.inputs is not None
-        key = (bound.dtype, bound.device, bound.shape[-1])
-        if key in self._limits:
+        key = (bound.dtype, bound.device, bound.shape)
+        if not is_compiling() and key in self._limits:
             return self._limits[key]
-        limits = self.inputs.to(bound.device, bound.dtype)
-        below = torch.full((key[-1],), -torch.inf, dtype=bound.dtype, device=bound.device)
-        parts = limits.A, torch.cat([below, limits.lower]), limits.upper
+        limits, batch = self.inputs.to(bound.device, bound.dtype), bound.shape[:-1]
+        below = torch.full(bound.shape[-1:], -torch.inf, dtype=bound.dtype, device=bound.device)
+        lower = torch.cat([below, limits.lower])
+        parts = limits.A.expand(*batch, *limits.A.shape), lower, limits.upper.expand(*batch, limits.m)
         if not is_compiling() and is_concrete(limits.A):  # what a graph is made of must not leave it
+            if len(self._limits) > 64:  # batches of ever new sizes
+                self._limits.clear()
             self._limits[key] = parts
         return parts
 

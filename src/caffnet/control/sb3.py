@@ -88,7 +88,7 @@ class _TD3Actor(TD3Actor):
         super().__init__(*args, **kwargs)
         self.sets, self.head = ActionSets(constraint, self.action_space, True, centre), head
         if head == "interior":
-            self.mu = torch.nn.Sequential(*list(self.mu.children())[:-1])  # the map takes any number: without the tanh at the end
+            self.mu = torch.nn.Sequential(*list(self.mu.children())[:-1])  # the map takes any number: no tanh
 
     def forward(self, obs: Any) -> Tensor:
         raw = super().forward(obs)

@@ -37,17 +37,18 @@ class InsidePolytope(Barrier):
             raise ConstraintError(
                 f"A must have shape (k, n_x) and b (k,), got {tuple(self.A.shape)} and {tuple(self.b.shape)}."
             )
+        self._slopes = -self.A
         self.names = labels(names, len(self.b))
 
     def __call__(self, x: Tensor) -> Tensor:
         """``b - A x``, ``(..., k)``."""
         if x.shape[-1] != self.A.shape[1]:
             raise ConstraintError(f"x must have shape (..., {self.A.shape[1]}), got {tuple(x.shape)}.")
-        return _like(self.b, x) - x @ _like(self.A, x).mT
+        return torch.nn.functional.linear(x, _like(self._slopes, x), _like(self.b, x))
 
     def evaluate(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """``b - A x`` and ``-A``."""
-        return self(x), -_like(self.A, x).expand(*x.shape[:-1], *self.A.shape)
+        return self(x), _like(self._slopes, x).expand(*x.shape[:-1], *self.A.shape)
 
     def evaluate_along(self, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """As `evaluate`: nothing bends."""
@@ -181,12 +182,14 @@ class OutsidePolytopes(Barrier):
         sides = max(len(b) for _, b in pairs)
         self.A = torch.stack([torch.cat([A, A.new_zeros(sides - len(A), A.shape[1])]) for A, _ in pairs])
         self.b = torch.stack([torch.cat([b, b.new_full((sides - len(b),), math.inf)]) for _, b in pairs])
+        # κ (A_j p - b_j) at once: positive beyond a side, -inf where there is no side.
+        self._rows, self._shifts = self.sharpness * self.A.flatten(0, 1), -self.sharpness * self.b.flatten()
         self.buffer = torch.tensor([math.log(len(b)) for _, b in pairs], dtype=torch.float64) / self.sharpness
         self.names = tuple(f"obstacle {j}" for j in range(len(pairs)))
 
     def __call__(self, x: Tensor) -> Tensor:
         """The smooth unions, ``(..., k)``."""
-        return torch.logsumexp(self.sharpness * self._sides(x), -1) / self.sharpness - _like(self.buffer, x)
+        return self._blend(x)[0]
 
     def evaluate(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The smooth unions, and ``Σ_i softmax(κ h_i) a_i`` in the columns of the position."""
@@ -202,20 +205,17 @@ class OutsidePolytopes(Barrier):
 
     def _blend(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The smooth unions ``(..., k)`` and the weights of the sides ``(..., k, sides)``."""
-        scaled = self.sharpness * self._sides(x)
-        total = torch.logsumexp(scaled, -1, keepdim=True)
-        return total.squeeze(-1) / self.sharpness - _like(self.buffer, x), torch.exp(scaled - total)
+        p = _located(x, self.position)
+        scaled = torch.nn.functional.linear(p, _like(self._rows, x), _like(self._shifts, x)).unflatten(-1, self.b.shape)
+        weight = torch.softmax(scaled, -1)
+        # ln Σ exp(s) = s_i - ln(weight_i) for every i, best for the largest: the softmax has done the work.
+        total = scaled.amax(-1) - weight.amax(-1).log()
+        return total / self.sharpness - _like(self.buffer, x), weight
 
     def _mix(self, weight: Tensor, x: Tensor) -> Tensor:
         """``Σ_i weight_i a_i`` as gradients over the state, ``(..., k, n_x)``."""
         mixed = (weight.unsqueeze(-2) @ _like(self.A, x)).squeeze(-2)
         return spread(mixed, self.position, x.shape[-1])
-
-    def _sides(self, x: Tensor) -> Tensor:
-        """``A_j p - b_j``, ``(..., k, sides)``: positive beyond a side, ``-inf`` where there is no side."""
-        p = _located(x, self.position)
-        A = _like(self.A, x)
-        return (p @ A.flatten(0, 1).mT).unflatten(-1, A.shape[:2]) - _like(self.b, x)
 
 
 def spread(columns: Tensor, position: tuple[int, ...], n_x: int) -> Tensor:

@@ -36,9 +36,8 @@ class Unicycle(ControlAffine):
 
     def along_input(self, gradient: Tensor, x: Tensor) -> Tensor:
         """``(∂h/∂p_x cos θ + ∂h/∂p_y sin θ, ∂h/∂θ)``, ``(..., k, 2)``."""
-        heading = x[..., 2:3]
-        forward = gradient[..., 0] * torch.cos(heading) + gradient[..., 1] * torch.sin(heading)
-        return torch.stack([forward, gradient[..., 2]], -1)
+        heading, (along, across, turn) = x[..., 2:3], gradient.unbind(-1)
+        return torch.stack([torch.addcmul(along * torch.cos(heading), across, torch.sin(heading)), turn], -1)
 
 
 class Bicycle(ControlAffine):
