@@ -138,8 +138,8 @@ def test_depth_is_what_a_linear_program_says():
         best = optimize.linprog([0, 0, -1], rows, b[i].numpy(), bounds=[(None, None)] * 3)
         if best.status == 0:
             assert float(found[i]) == pytest.approx(-best.fun, rel=1e-3, abs=1e-3)
-        else:  # unbounded
-            assert found[i] > 10
+        else:  # balls of any size: some of them
+            assert best.status == 3 and found[i] > 0
     assert (found < 0).any() and (found > 0).any()
 
 

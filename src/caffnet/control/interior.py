@@ -207,7 +207,8 @@ def interior_point(set: AffineSet, near: Tensor | None = None) -> Tensor:
     r"""A point well inside of each set, ``(..., n)``: the centre of a largest ball, the one nearest to a point.
 
     $\max r$ with $a_i u + |a_i| r \le b_i$. As a projection: of ``(near, t)`` on this set of (u, r), with a large
-    t. Where t was too small for a ball of positive radius it is made larger.
+    t. Where t was too small for a ball of positive radius it is made larger. An unbounded set that holds balls of any
+    size gives one of them.
 
     Args:
         set: its interior must not be empty.

@@ -89,6 +89,7 @@ def hold_reserve(
     return factor * dt * fastest.clamp_min(0)
 
 
+@torch.enable_grad()
 def _rates(constraint: BarrierConstraint, z: Tensor, u: Tensor) -> Tensor:
     """``φ̇``, ``(samples, k)``, at states with time ``(samples, n_x + 1)`` under inputs ``(samples, n_u)``."""
     n = constraint.system.n_x

@@ -59,7 +59,7 @@ TASKS = {
     task.name: task
     for task in (
         Task("pendulum", "Pendulum-v1", partial(total_power, speeds=slice(2, 3), most=4.0), "|w a| <= 4", 6000),
-        Task("reacher-o", "Reacher-v5", partial(total_power, speeds=slice(6, 8), most=0.3), "Σ|w a| <= 0.3", 8000),
+        Task("reacher-o", "Reacher-v5", partial(total_power, speeds=slice(6, 8), most=0.3), "Σ|w a| <= 0.3", 4000),
         Task(
             "reacher-m", "Reacher-v5", partial(motor_power, speeds=slice(6, 8), most=0.3), "Σ max(w a, 0) <= 0.3", 8000
         ),
