@@ -392,8 +392,8 @@ def audit(
     picture: Annotated[Path | None, typer.Option(help="A file for a picture over the first two states.")] = None,
 ) -> None:
     """Look for states where no input is admissible. Ends with 1 if there are any, so that a CI can use it."""
+    from caffnet import ConstraintError
     from caffnet.control import audit as look
-    from caffnet.errors import ConstraintError
     from caffnet_lab.lookup import NotFoundError, find
 
     _check_whole("--samples", samples, 1, 2**24)

@@ -157,6 +157,28 @@ def test_a_robot_evades_what_comes_at_it(order):
     )
 
 
+def test_a_raised_barrier_at_rest_beside_one_that_moves():
+    mass = DoubleIntegrator(2)
+    wall = HighOrder(InsideBox([-9.0] * 2 + [-math.inf] * 2, [9.0] * 2 + [math.inf] * 2), mass)
+    ball = HighOrder(Moving(OutsideCircles([[3.0, 0.1]], [0.5]), [-1.0, 0.0]), mass)
+    both = BarrierConstraint(mass, Stack(wall, ball), margin=0.1, disturbance=[0.0, 0.0, 0.1, 0.1])
+    apart = [BarrierConstraint(mass, part, margin=0.1, disturbance=[0.0, 0.0, 0.1, 0.1]) for part in (wall, ball)]
+    x = torch.randn(5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    rows = both(x, 0.3)
+    torch.testing.assert_close(rows.upper, torch.cat([part(x, 0.3).upper for part in apart], -1))
+    torch.testing.assert_close(rows.A, torch.cat([part(x, 0.3).A for part in apart], -2))
+
+
+def test_what_inference_mode_has_made_is_not_kept():
+    safe = BarrierConstraint(Unicycle(), CIRCLES, inputs=LIMITS)
+    x = torch.zeros(2, 3)
+    with torch.inference_mode():
+        safe(x)
+    model = torch.nn.Linear(3, 2)
+    CAffine(safe)(model(x), x=x).sum().backward()
+    assert model.weight.grad is not None
+
+
 def test_a_function_of_state_and_time():
     wall = FunctionBarrier(lambda x, t: 1.0 + t - x[0], names=["wall"], moving=True)
     safe = BarrierConstraint(Integrator(1, 1), wall)

@@ -96,7 +96,7 @@ class BarrierConstraint:
         self._limits: dict[tuple[torch.dtype, torch.device, torch.Size], tuple[Tensor, Tensor, Tensor]] = {}
         check_reached(self.barrier, self._system, samples)
         if self.disturbance is not None:
-            check_undisturbed(self.barrier, self.disturbance, self._system, samples)
+            check_undisturbed(self.barrier, self.disturbance, samples)
 
     def __call__(self, x: Tensor | Sequence[Tensor], t: Tensor | float | None = None) -> AffineSet:
         """The set at the states x ``(..., n_x)`` and, if the barrier moves, the time t ``(...)``."""
@@ -153,7 +153,8 @@ class BarrierConstraint:
         below = torch.full(bound.shape[-1:], -torch.inf, dtype=bound.dtype, device=bound.device)
         lower = torch.cat([below, limits.lower])
         parts = limits.A.expand(*batch, *limits.A.shape), lower, limits.upper.expand(*batch, limits.m)
-        if not is_compiling() and is_concrete(limits.A):  # what a graph is made of must not leave it
+        # What a graph is made of must not leave it, nor what inference mode has made.
+        if not is_compiling() and is_concrete(limits.A) and not lower.is_inference():
             if len(self._limits) > 64:  # batches of ever new sizes
                 self._limits.clear()
             self._limits[key] = parts
@@ -268,12 +269,13 @@ def explain(error: InfeasibleError) -> InfeasibleError:
     )
 
 
-def check_undisturbed(barrier: Barrier, disturbance: Tensor, system: ControlAffine, samples: Tensor | None) -> None:
+def check_undisturbed(barrier: Barrier, disturbance: Tensor, samples: Tensor | None) -> None:
     """Refuse a disturbance that reaches what lies under a `HighOrder`: ψ >= 0 would no longer keep h >= 0."""
     for below in _raised(barrier):
-        felt = ControlAffine(system.n_x, system.n_x, None, _Felt(disturbance))
+        n = len(disturbance) + below.moving
+        felt = ControlAffine(n, n, None, _Felt(disturbance))
         try:
-            check_not_reached(below, felt, samples)
+            check_not_reached(below, felt, None if samples is None else samples[..., :n])
         except ConstraintError:
             raise ConstraintError(
                 f"The disturbance acts directly on a function under HighOrder ({', '.join(below.names or ('h',))}), "

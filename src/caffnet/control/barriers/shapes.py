@@ -206,7 +206,8 @@ class OutsidePolytopes(Barrier):
     def _blend(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The smooth unions ``(..., k)`` and the weights of the sides ``(..., k, sides)``."""
         p = _located(x, self.position)
-        scaled = torch.nn.functional.linear(p, _like(self._rows, x), _like(self._shifts, x)).unflatten(-1, self.b.shape)
+        flat = torch.nn.functional.linear(p, _like(self._rows, x), _like(self._shifts, x))
+        scaled = flat.unflatten(-1, self.b.shape)
         weight = torch.softmax(scaled, -1)
         # ln Σ exp(s) = s_i - ln(weight_i) for every i, best for the largest: the softmax has done the work.
         total = scaled.amax(-1) - weight.amax(-1).log()
