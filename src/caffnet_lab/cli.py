@@ -421,6 +421,9 @@ def audit(
 def simulate(
     scenario: Annotated[list[str] | None, typer.Argument(help="integrator, unicycle, ...; all by default.")] = None,
     starts: Annotated[int, typer.Option(help="How many states to start from.")] = 1000,
+    time_steps: Annotated[
+        bool, typer.Option("--time", help="Measure what one step costs, in place of driving.")
+    ] = False,
     out: Annotated[Path, typer.Option(help="Folder for the records.")] = Path("runs/control"),
 ) -> None:
     """Drive every system against its limits, with the safety filter and without. Ends with 1 if one is not kept."""
@@ -431,6 +434,14 @@ def simulate(
     _check_known("scenario", scenario, SCENARIOS)
     _check_whole("--starts", starts, 1, 10**6)
     _make_folder(out)
+    if time_steps:
+        from caffnet_lab.safe_control.steps import time_steps as measure
+
+        record = measure()
+        write(out / "steps.json", record)
+        for name, took in record["microseconds"].items():
+            typer.echo(f"{name}: {took:.0f} µs")
+        return
     kept = True
     for name in scenario or SCENARIOS:
         record = drive(name, starts)

@@ -61,14 +61,20 @@ def test_the_report_tells_what_the_records_say(tmp_path):
     for seed in range(2):
         write(tmp_path / "records" / f"{seed}.json", run_of("pendulum", "sac-interior", seed))
     write(tmp_path / "records" / "short.json", run_of("pendulum", "sac-interior", 9, steps=10))
-    simulations, runs = read(tmp_path / "records")
-    assert simulations == [told] and len(runs) == 3
+    pytest.importorskip("gymnasium")
+    from caffnet_lab.safe_control.steps import time_steps
+
+    write(tmp_path / "records" / "steps.json", time_steps(rounds=3))
+    simulations, runs, times = read(tmp_path / "records")
+    assert simulations == [told] and len(runs) == 3 and len(times) == 1
+    assert all(took > 0 for took in times[0]["microseconds"].values())
     page, picture = report(tmp_path / "records", tmp_path / "page.md", tmp_path / "figures" / "rl.png")
     text = page.read_text()
     assert (
         "| unicycle | 7 | 0.05 s | no | 1.5e-04 | -0.5 | 25 % | 0 of 21 | 9 infeasible, 0e+00 beyond limits |" in text
     )
     assert "| pendulum | sac-interior | 2 | 4000 | -4.5 ± 0.5 | 25.0 % | 0 of 8000 | 60 s | 300 µs |" in text
+    assert "| cbf: backbone |" in text and "x the backbone |" in text
     assert "](figures/rl.png)" in text and picture.stat().st_size > 1000
 
 

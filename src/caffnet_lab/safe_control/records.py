@@ -14,8 +14,9 @@ def write(path: Path, record: dict[str, Any]) -> None:
     write_atomically(path, (json.dumps(record, indent=1, allow_nan=False) + "\n").encode())
 
 
-def read(folder: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The simulations and the runs of agents below a folder, in the order of their names."""
+def read(folder: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[dict[str, Any]]]:
+    """The simulations, the runs of agents and the times of steps below a folder, in the order of their names."""
     every = [json.loads(path.read_text()) for path in sorted(folder.rglob("*.json"))]
     told = [record for record in every if isinstance(record, dict)]
-    return [r for r in told if "scenario" in r], [r for r in told if "agent" in r and "curve" in r]
+    runs = [r for r in told if "agent" in r and "curve" in r]
+    return [r for r in told if "scenario" in r], runs, [r for r in told if "microseconds" in r]

@@ -20,9 +20,10 @@ Made by `caffnet control-report` from the records of `caffnet simulate` and `caf
 
 def report(folder: Path, markdown: Path, figure: Path) -> list[Path]:
     """Write the page and the figure; returns their paths."""
-    simulations, runs = read(folder)
+    simulations, runs, times = read(folder)
     parts = [HEAD]
     written = [markdown]
+    parts += [step_table(record["microseconds"]) for record in times]
     if simulations:
         parts.append(simulation_table(simulations))
     if runs:
@@ -36,6 +37,27 @@ def report(folder: Path, markdown: Path, figure: Path) -> list[Path]:
     markdown.parent.mkdir(parents=True, exist_ok=True)
     markdown.write_text("\n".join(parts), encoding="utf-8")
     return written
+
+
+def step_table(times: dict[str, float]) -> str:
+    """What one step costs, at batch 1."""
+    backbone, bare = times["cbf backbone"], times["Pendulum bare"]
+    rows = [
+        ("cbf: backbone", backbone, "1.0 x"),
+        ("cbf: constraint", times["cbf constraint"], f"{times['cbf constraint'] / backbone:.1f} x the backbone"),
+        ("cbf: whole step", times["cbf step"], f"{times['cbf step'] / backbone:.1f} x the backbone"),
+        ("`HighOrder.evaluate`, 2 circles", times["HighOrder.evaluate"], ""),
+        ("Pendulum, bare", bare, ""),
+        (
+            "... `SafeActions`, a fixed set",
+            times["Pendulum, fixed set"],
+            f"+{times['Pendulum, fixed set'] - bare:.0f} µs",
+        ),
+        ("... `SafeActions`, a barrier", times["Pendulum, barrier"], f"+{times['Pendulum, barrier'] - bare:.0f} µs"),
+    ]
+    lines = ["## One step\n", "At batch 1, without gradients, single calls in turn (lower quartile).\n"]
+    lines += [markdown_row(["step", "µs", ""]), markdown_row(["---"] * 3)]
+    return "\n".join([*lines, *(markdown_row([name, f"{t:.0f}", told]) for name, t, told in rows), ""])
 
 
 def simulation_table(records: list[dict[str, Any]]) -> str:
