@@ -200,10 +200,10 @@ class SafePPOPolicy(ActorCriticPolicy):
     def forward(self, obs: Any, deterministic: bool = False) -> tuple[Tensor, Tensor, Tensor]:
         """Actions, values and log-probabilities."""
         policy = self.get_distribution(obs)
-        if deterministic:
-            return policy.mode, self.predict_values(obs), policy.log_prob(policy.mode)
-        actions, score = policy.rsample_with_log_prob()
-        return actions, self.predict_values(obs), score
+        actions = policy.mode if deterministic else policy.sample()
+        # Scored as `evaluate_actions` will: from the action as it is stored, not from the point before the map. So the
+        # ratio of an unchanged policy is one, also where rounding hides the way back.
+        return actions, self.predict_values(obs), policy.log_prob(actions.clone())
 
     def evaluate_actions(self, obs: Any, actions: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Values, log-probabilities and an estimate of the entropy."""
