@@ -78,6 +78,27 @@ def test_the_change_of_the_gradient_is_the_automatic_one(name):
     torch.testing.assert_close(Resting(barrier).evaluate_along(*map(padded, (x, v))), tuple(map(padded_last, exact)))
 
 
+@pytest.mark.parametrize("name", SHAPES)
+def test_third_derivatives_are_the_automatic_ones(name):
+    barrier, x, v, w = SHAPES[name], states(6, 4), states(6, 4, 1), states(6, 4, 2)
+    torch.testing.assert_close(barrier.third(x, v, w), Automatic(barrier).third(x, v, w), rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(barrier.third(x, v, w), barrier.third(x, w, v))  # symmetric
+    resting = Resting(barrier.lowered(0.3)).third(*map(padded, (x, v, w)))
+    torch.testing.assert_close(resting, padded_last(barrier.third(x, v, w)))
+
+
+@pytest.mark.parametrize("alpha", ALPHAS)
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_barrier_raised_twice_is_the_automatic_one(name, alpha):
+    jerk, wide = Integrator(2, 3), {"polytope": InsidePolytope, "box": InsideBox}
+    shape = SHAPES[name]
+    if name in wide:  # over the state of six entries
+        shape = InsidePolytope(torch.nn.functional.pad(shape.A, (0, 2)), shape.b)
+    twice = HighOrder(HighOrder(shape, jerk, ALPHAS[alpha]), jerk, ALPHAS[alpha])
+    x = 0.5 * states(4, 6)
+    torch.testing.assert_close(twice.evaluate(x), Automatic(twice).evaluate(x), rtol=1e-7, atol=1e-7)
+
+
 def padded(x):
     return torch.nn.functional.pad(x, (0, 1), value=0.7)
 
@@ -103,6 +124,8 @@ def test_slopes_are_derivatives(alpha):
     grown = as_class_k(ALPHAS[alpha])
     (slope,) = torch.autograd.grad(grown(h).sum(), h)
     torch.testing.assert_close(grown.slope(h.detach()), slope)
+    (curve,) = torch.autograd.grad(grown.slope(h).sum() + 0 * h.sum(), h)
+    torch.testing.assert_close(grown.curve(h.detach()), curve)
 
 
 SYSTEMS = {
@@ -123,6 +146,9 @@ def test_drifts_are_pulled_back_as_by_automatic_differentiation(name):
     for mine, plain in ((system, general), (InTime(system), InTime(general))):
         z, g = (x, gradient) if mine is system else (padded(x), padded(gradient))
         torch.testing.assert_close(mine.pull_back(g, z), plain.pull_back(g, z))
+        w = states(6, z.shape[-1], 4)
+        torch.testing.assert_close(mine.push(z, w), ControlAffine.push(plain, z, w))
+        torch.testing.assert_close(mine.bend(g, z, w), ControlAffine.bend(plain, g, z, w))
         torch.testing.assert_close(mine.along_input(g, z), ControlAffine.along_input(mine, g, z))
         torch.testing.assert_close(mine.along_drift(g, z), ControlAffine.along_drift(mine, g, z))
     raised = HighOrder(barrier, system)

@@ -1,6 +1,6 @@
 """Class-K functions: strictly increasing, ``α(0) = 0``. They say how fast a barrier may be approached.
 
-Each has its `slope` α' written out, which a barrier of higher order needs (see `HighOrder`).
+Each has its `slope` α' and `curve` α'' written out, which barriers of higher order need (see `HighOrder`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ClassK: TypeAlias = Callable[[Tensor], Tensor]
 
 @runtime_checkable
 class WithSlope(Protocol):
-    """A class-K function that knows its derivative."""
+    """A class-K function that knows its derivatives."""
 
     def __call__(self, h: Tensor, /) -> Tensor:
         """``α(h)``."""
@@ -28,6 +28,10 @@ class WithSlope(Protocol):
 
     def slope(self, h: Tensor, /) -> Tensor:
         """``α'(h)``, of the shape of h."""
+        ...
+
+    def curve(self, h: Tensor, /) -> Tensor:
+        """``α''(h)``, of the shape of h."""
         ...
 
 
@@ -70,6 +74,9 @@ class _Linear:
     def slope(self, h: Tensor) -> Tensor:
         return torch.full_like(h, self.rate)
 
+    def curve(self, h: Tensor) -> Tensor:
+        return torch.zeros_like(h)
+
 
 @dataclasses.dataclass(frozen=True)
 class _Power:
@@ -82,6 +89,10 @@ class _Power:
     def slope(self, h: Tensor) -> Tensor:
         inside = torch.where(h == 0, 0.0, 1.0).to(h)
         return self.rate * self.exponent * inside * self._size(h) ** (self.exponent - 1)
+
+    def curve(self, h: Tensor) -> Tensor:
+        inside = torch.where(h == 0, 0.0, h.sign())
+        return self.rate * self.exponent * (self.exponent - 1) * inside * self._size(h) ** (self.exponent - 2)
 
     @staticmethod
     def _size(h: Tensor) -> Tensor:
@@ -100,6 +111,10 @@ class _Saturating:
     def slope(self, h: Tensor) -> Tensor:
         return self.rate * (1 - torch.tanh(h * (self.rate / self.limit)).square())
 
+    def curve(self, h: Tensor) -> Tensor:
+        bent = torch.tanh(h * (self.rate / self.limit))
+        return -2 * self.rate**2 / self.limit * bent * (1 - bent.square())
+
 
 @dataclasses.dataclass(frozen=True)
 class _Given:
@@ -112,6 +127,9 @@ class _Given:
 
     def slope(self, h: Tensor) -> Tensor:
         return torch.func.jvp(self.function, (h,), (torch.ones_like(h),))[1]
+
+    def curve(self, h: Tensor) -> Tensor:
+        return torch.func.jvp(self.slope, (h,), (torch.ones_like(h),))[1]
 
 
 def _check_positive(**values: float) -> None:

@@ -10,7 +10,12 @@ as ψ >= 0 is ``dh/dt >= -α(h)``. The input acts on ψ, or on the next ψ made 
     ∇ψ = ∇²h f + ∇h ∂f/∂x + α'(h) ∇h,
 
 three terms that the barrier (`evaluate_along`), the system (`pull_back`) and α (`slope`) know: no differentiation per
-step for the shapes and systems of this package. With a second order more, ``∇²ψ f`` is the forward derivative of this.
+step for the shapes and systems of this package. For an order more it takes ``∇²ψ w`` (w the drift), by the product rule
+again:
+
+    ∇²ψ w = ∇³h f w + ∇²h (∂f/∂x w) + (∇²h w) ∂f/∂x + ∇h ∂²f/∂x² w + α''(h) (∇h w) ∇h + α'(h) ∇²h w.
+
+From the fourth order on the derivatives are automatic.
 """
 
 from __future__ import annotations
@@ -69,6 +74,19 @@ class HighOrder(Barrier):
         psi = (gradient @ f.unsqueeze(-1)).squeeze(-1) + self.class_k(value)
         slope = self.class_k.slope(value).unsqueeze(-1)
         return psi, torch.addcmul(change + self.system.pull_back(gradient, x), slope, gradient)
+
+    def evaluate_along(self, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """``ψ``, ``∇ψ`` and ``∇²ψ v``."""
+        f = self.system.drift_at(x)
+        value, gradient, by_f = self.barrier.evaluate_along(x, f)
+        _, _, by_v = self.barrier.evaluate_along(x, v)
+        _, _, by_push = self.barrier.evaluate_along(x, self.system.push(x, v))
+        slope, curve = self.class_k.slope(value).unsqueeze(-1), self.class_k.curve(value).unsqueeze(-1)
+        psi = (gradient @ f.unsqueeze(-1)).squeeze(-1) + self.class_k(value)
+        first = torch.addcmul(by_f + self.system.pull_back(gradient, x), slope, gradient)
+        change = self.barrier.third(x, f, v) + by_push + self.system.pull_back(by_v, x)
+        change = change + self.system.bend(gradient, x, v) + curve * (gradient @ v.unsqueeze(-1)) * gradient
+        return psi, first, torch.addcmul(change, slope, by_v)
 
     def lowered(self, margin: float) -> Barrier:
         """Keep ``h >= margin``, not ψ: the margin belongs to the h at the bottom."""

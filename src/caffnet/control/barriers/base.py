@@ -89,6 +89,15 @@ class Barrier:
         (value, gradient), (_, change) = torch.func.jvp(self.evaluate, (x,), (v,))  # pyright: ignore
         return value, gradient, change
 
+    def third(self, x: Tensor, v: Tensor, w: Tensor) -> Tensor:
+        """How ``∇²h v`` changes along w, with v held: ``∇³h v w``, ``(..., k, n_x)``; for barriers of third order."""
+        if is_exporting():
+            raise ConstraintError(
+                f"The third derivative of {type(self).__name__} comes from automatic differentiation, which "
+                "torch.export does not hold: define third(x, v, w) in a subclass, with it written out."
+            )
+        return torch.func.jvp(lambda x: self.evaluate_along(x, v)[2], (x,), (w,))[1]
+
     def lowered(self, margin: float) -> Barrier:
         """The barrier ``h - margin``: it keeps a distance. With a higher order, it is the h at its bottom."""
         return Lowered(self, margin)
@@ -149,6 +158,10 @@ class Stack(Barrier):
         values, gradients, changes = zip(*(part.evaluate_along(x, v) for part in self.parts), strict=True)
         return torch.cat(values, -1), torch.cat(gradients, -2), torch.cat(changes, -2)
 
+    def third(self, x: Tensor, v: Tensor, w: Tensor) -> Tensor:
+        """Those of the parts."""
+        return torch.cat([part.third(x, v, w) for part in self.parts], -2)
+
     def lowered(self, margin: float) -> Barrier:
         """Every part keeps the distance."""
         return Stack(*(part.lowered(margin) for part in self.parts))
@@ -175,6 +188,10 @@ class Lowered(Barrier):
         value, gradient, change = self.barrier.evaluate_along(x, v)
         return value - self.margin, gradient, change
 
+    def third(self, x: Tensor, v: Tensor, w: Tensor) -> Tensor:
+        """As of h."""
+        return self.barrier.third(x, v, w)
+
 
 class Resting(Barrier):
     """A barrier that does not depend on time beside others that do: it looks past the last entry of the state."""
@@ -197,6 +214,10 @@ class Resting(Barrier):
         """As of h."""
         value, gradient, change = self.barrier.evaluate_along(x[..., :-1], v[..., :-1])
         return value, torch.nn.functional.pad(gradient, (0, 1)), torch.nn.functional.pad(change, (0, 1))
+
+    def third(self, x: Tensor, v: Tensor, w: Tensor) -> Tensor:
+        """As of h."""
+        return torch.nn.functional.pad(self.barrier.third(x[..., :-1], v[..., :-1], w[..., :-1]), (0, 1))
 
     def lowered(self, margin: float) -> Barrier:
         """As of h."""

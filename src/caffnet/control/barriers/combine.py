@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from caffnet.control.barriers.base import Barrier, Stack
-from caffnet.control.barriers.shapes import check_sharpness
+from caffnet.control.barriers.shapes import check_sharpness, weights_along, weights_along_both
 
 
 class Intersection(Barrier):
@@ -47,10 +47,21 @@ class Intersection(Barrier):
         """As `evaluate`; the gradient changes with the parts' and with their weights."""
         value, gradient, change = self.parts.evaluate_along(x, v)
         weight = torch.softmax(self.sign * self.sharpness * value, -1)
-        rate = (gradient @ v.unsqueeze(-1)).squeeze(-1)
-        drift = self.sign * self.sharpness * weight * (rate - (weight * rate).sum(-1, keepdim=True))
-        weight, drift = weight.unsqueeze(-2), drift.unsqueeze(-2)
+        drift = weights_along(weight, _dot(gradient, v), self.sign * self.sharpness).unsqueeze(-2)
+        weight = weight.unsqueeze(-2)
         return self._blend(value), weight @ gradient, weight @ change + drift @ gradient
+
+    def third(self, x: Tensor, v: Tensor, w: Tensor) -> Tensor:
+        """The product rule once more."""
+        value, gradient, by_v = self.parts.evaluate_along(x, v)
+        _, _, by_w = self.parts.evaluate_along(x, w)
+        scale = self.sign * self.sharpness
+        weight = torch.softmax(scale * value, -1)
+        first, second, mixed = _dot(gradient, v), _dot(gradient, w), _dot(by_w, v)
+        both = weights_along_both(weight, first, second, mixed, scale)
+        along_v, along_w = weights_along(weight, first, scale), weights_along(weight, second, scale)
+        parts = ((weight, self.parts.third(x, v, w)), (along_w, by_v), (along_v, by_w), (both, gradient))
+        return torch.stack([share.unsqueeze(-2) @ part for share, part in parts]).sum(0)
 
     def _blend(self, value: Tensor) -> Tensor:
         return -torch.logsumexp(-self.sharpness * value, -1, keepdim=True) / self.sharpness
@@ -81,3 +92,8 @@ class Union(Intersection):
 
     def _blend(self, value: Tensor) -> Tensor:
         return (torch.logsumexp(self.sharpness * value, -1, keepdim=True) - math.log(value.shape[-1])) / self.sharpness
+
+
+def _dot(gradient: Tensor, v: Tensor) -> Tensor:
+    """``∇h v``, ``(..., k)``."""
+    return (gradient @ v.unsqueeze(-1)).squeeze(-1)

@@ -55,6 +55,10 @@ class InsidePolytope(Barrier):
         value, gradient = self.evaluate(x)
         return value, gradient, torch.zeros_like(gradient)
 
+    def third(self, x: Tensor, v: Tensor, w: Tensor) -> Tensor:
+        """Zero."""
+        return x.new_zeros(*x.shape[:-1], *self.A.shape)
+
 
 class InsideBox(InsidePolytope):
     """Stay within ``lower <= x <= upper``: all upper sides first, then all lower ones; infinite sides are left out.
@@ -142,6 +146,10 @@ class OutsideCircles(Barrier):
         change = spread(2 * _located(v, self.position).unsqueeze(-2), self.position, x.shape[-1])
         return value, gradient, change.expand_as(gradient)
 
+    def third(self, x: Tensor, v: Tensor, w: Tensor) -> Tensor:
+        """Zero: h is quadratic."""
+        return x.new_zeros(*x.shape[:-1], len(self.radii), x.shape[-1])
+
 
 class OutsidePolytopes(Barrier):
     """Keep a position out of convex polytopes ``{p : A_j p <= b_j}``: one smooth union of its sides per polytope.
@@ -199,9 +207,17 @@ class OutsidePolytopes(Barrier):
     def evaluate_along(self, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """As `evaluate`, and the sides mixed with the change of their weights."""
         value, weight = self._blend(x)
-        rate = (_like(self.A, x) @ _located(v, self.position)[..., None, :, None]).squeeze(-1)  # (..., k, sides)
-        drift = self.sharpness * weight * (rate - (weight * rate).sum(-1, keepdim=True))
-        return value, self._mix(weight, x), self._mix(drift, x)
+        return value, self._mix(weight, x), self._mix(weights_along(weight, self._rates(v), self.sharpness), x)
+
+    def third(self, x: Tensor, v: Tensor, w: Tensor) -> Tensor:
+        """The sides, mixed with the second change of their weights."""
+        _, weight = self._blend(x)
+        first, second = self._rates(v), self._rates(w)
+        return self._mix(weights_along_both(weight, first, second, 0 * first, self.sharpness), x)
+
+    def _rates(self, v: Tensor) -> Tensor:
+        """How fast the sides are crossed along v, ``(..., k, sides)``."""
+        return (_like(self.A, v) @ _located(v, self.position)[..., None, :, None]).squeeze(-1)
 
     def _blend(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The smooth unions ``(..., k)`` and the weights of the sides ``(..., k, sides)``."""
@@ -217,6 +233,19 @@ class OutsidePolytopes(Barrier):
         """``Σ_i weight_i a_i`` as gradients over the state, ``(..., k, n_x)``."""
         mixed = (weight.unsqueeze(-2) @ _like(self.A, x)).squeeze(-2)
         return spread(mixed, self.position, x.shape[-1])
+
+
+def weights_along(weight: Tensor, rate: Tensor, sharpness: float) -> Tensor:
+    """The change of ``softmax(κ s)`` where s changes at `rate`: ``κ λ (ṡ - Σ λ ṡ)``."""
+    return sharpness * weight * (rate - (weight * rate).sum(-1, keepdim=True))
+
+
+def weights_along_both(weight: Tensor, first: Tensor, second: Tensor, mixed: Tensor, sharpness: float) -> Tensor:
+    """The change of `weights_along` by the rate `first` along a second direction, where `first` changes by `mixed`."""
+    moved = weights_along(weight, second, sharpness)
+    centred = first - (weight * first).sum(-1, keepdim=True)
+    shift = mixed - (moved * first + weight * mixed).sum(-1, keepdim=True)
+    return sharpness * (moved * centred + weight * shift)
 
 
 def spread(columns: Tensor, position: tuple[int, ...], n_x: int) -> Tensor:

@@ -79,6 +79,16 @@ class ControlAffine:
             raise ConstraintError(f"drift_jacobian must give the shape {whole} or {whole[-2:]}, got {matrix.shape}.")
         return gradient @ matrix.to(x)
 
+    def push(self, x: Tensor, w: Tensor) -> Tensor:
+        r"""$\partial f / \partial x \, w$, ``(..., n_x)``: how the drift changes along w."""
+        if self.drift_jacobian is not None:
+            return (self.drift_jacobian(x).to(x) @ w.unsqueeze(-1)).squeeze(-1)
+        return torch.func.jvp(self.drift_at, (x,), (w,))[1]
+
+    def bend(self, gradient: Tensor, x: Tensor, w: Tensor) -> Tensor:
+        """How `pull_back` of a gradient that stays as it is changes along w, ``(..., k, n_x)``."""
+        return torch.func.jvp(lambda x: self.pull_back(gradient, x), (x,), (w,))[1]
+
     def _automatic_jacobian(self, x: Tensor) -> Tensor:
         if is_exporting():
             raise ConstraintError(
@@ -154,3 +164,11 @@ class InTime(ControlAffine):
     def pull_back(self, gradient: Tensor, x: Tensor) -> Tensor:
         """As of the system, which does not depend on time."""
         return torch.nn.functional.pad(self.system.pull_back(gradient[..., :-1], x[..., :-1]), (0, 1))
+
+    def push(self, x: Tensor, w: Tensor) -> Tensor:
+        """As of the system."""
+        return torch.nn.functional.pad(self.system.push(x[..., :-1], w[..., :-1]), (0, 1))
+
+    def bend(self, gradient: Tensor, x: Tensor, w: Tensor) -> Tensor:
+        """As of the system."""
+        return torch.nn.functional.pad(self.system.bend(gradient[..., :-1], x[..., :-1], w[..., :-1]), (0, 1))

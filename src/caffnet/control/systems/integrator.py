@@ -48,6 +48,14 @@ class Integrator(ControlAffine):
         """The gradient, moved from each derivative to the next, ``(..., k, n_x)``."""
         return torch.nn.functional.pad(gradient[..., : self.n_x - self.axes], (self.axes, 0))
 
+    def push(self, x: Tensor, w: Tensor) -> Tensor:
+        """The drift at w: it is linear."""
+        return self._drift(w)
+
+    def bend(self, gradient: Tensor, x: Tensor, w: Tensor) -> Tensor:
+        """Zero: the drift is linear."""
+        return torch.zeros_like(gradient)
+
 
 class DoubleIntegrator(Integrator):
     """A mass in ``axes`` dimensions: state ``(p, v)``, input the acceleration.

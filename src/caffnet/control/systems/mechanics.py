@@ -48,6 +48,14 @@ class PlanarQuadrotor(ControlAffine):
         """The gradient over the positions, moved to the velocities."""
         return torch.nn.functional.pad(gradient[..., :3], (3, 0))
 
+    def push(self, x: Tensor, w: Tensor) -> Tensor:
+        """The velocities of w, as rates of the positions."""
+        return torch.nn.functional.pad(w[..., 3:], (0, 3))
+
+    def bend(self, gradient: Tensor, x: Tensor, w: Tensor) -> Tensor:
+        """Zero: the drift is linear but for a constant."""
+        return torch.zeros_like(gradient)
+
 
 class CartPole(ControlAffine):
     r"""A pole on a cart: state ``(p, θ, dp/dt, dθ/dt)``, input the force on the cart; θ = 0 is upright.
