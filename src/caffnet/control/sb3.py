@@ -200,7 +200,7 @@ class SafePPOPolicy(ActorCriticPolicy):
     def forward(self, obs: Any, deterministic: bool = False) -> tuple[Tensor, Tensor, Tensor]:
         """Actions, values and log-probabilities."""
         policy = self.get_distribution(obs)
-        actions = policy.mode if deterministic else policy.sample()
+        actions: Tensor = policy.mode if deterministic else policy.sample()  # pyright: ignore[reportAssignmentType]
         # Scored as `evaluate_actions` will: from the action as it is stored, not from the point before the map. So the
         # ratio of an unchanged policy is one, also where rounding hides the way back.
         return actions, self.predict_values(obs), policy.log_prob(actions.clone())

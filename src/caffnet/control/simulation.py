@@ -141,7 +141,7 @@ def rollout(
         for part in range(substeps):
             if disturbance is not None:
                 assert isinstance(moving, _Disturbed)
-                moving.push = disturbance(x, fine_times[step * substeps + part]).to(x).expand_as(x)
+                moving.wind = disturbance(x, fine_times[step * substeps + part]).to(x).expand_as(x)
             x = integrate(moving, x, u, dt / substeps)
             fine.append(x)
         _check_finite(x, fine[-1 - substeps], u, step, float(fine_times[(step + 1) * substeps]))
@@ -155,11 +155,11 @@ class _Disturbed(ControlAffine):
 
     def __init__(self, system: ControlAffine):
         super().__init__(system.n_x, system.n_u, system.drift, system.actuation)
-        self.system, self.push = system, torch.zeros(())
+        self.system, self.wind = system, torch.zeros(())
 
     def velocity(self, x: Tensor, u: Tensor) -> Tensor:
         """``dx/dt``, with the disturbance."""
-        return self.system.velocity(x, u) + self.push
+        return self.system.velocity(x, u) + self.wind
 
 
 def _located(error: ConstraintError, step: int, time: float, x: Tensor) -> ConstraintError:
