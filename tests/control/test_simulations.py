@@ -1,6 +1,7 @@
 """The laboratory's simulations of safe control, in small, and their report."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -124,3 +125,15 @@ def test_an_agent_learns_within_its_rows():
     assert record["violated_steps"] == 0 and record["worst_violation"] == 0
     assert record["counted_steps"] == 600 and len(record["curve"]) == 2
     json.dumps(record, allow_nan=False)
+
+
+def test_the_page_of_the_docs_is_that_of_the_records(tmp_path):
+    """After a new record: ``caffnet control-report results --markdown docs/control-results.md --figure ...``."""
+    pytest.importorskip("matplotlib")
+    from caffnet_lab.safe_control.report import report
+
+    root = Path(__file__).resolve().parents[2]
+    page, _ = report(
+        root / "results", tmp_path / "docs" / "page.md", tmp_path / "docs" / "figures" / "control" / "rl.png"
+    )
+    assert page.read_text() == (root / "docs" / "control-results.md").read_text()
