@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from caffnet.control.barriers.base import Barrier, Stack
-from caffnet.control.barriers.shapes import check_sharpness, weights_along, weights_along_both
+from caffnet.control.barriers.shapes import check_sharpness, log_sum_exp, weights_along, weights_along_both
 
 
 class Intersection(Barrier):
@@ -27,44 +27,46 @@ class Intersection(Barrier):
     tensor([0.9861])
     """
 
-    sign, names = -1.0, ("intersection",)
+    names = ("intersection",)
 
     def __init__(self, *parts: Barrier, sharpness: float = 10.0):
-        self.parts, self.sharpness = Stack(*parts), check_sharpness(sharpness)
+        self.parts = Stack(*parts)
         self.moving = self.parts.moving
+        self._scale, self._buffer = -check_sharpness(sharpness), 0.0
 
     def __call__(self, x: Tensor) -> Tensor:
         """``(..., 1)``."""
-        return self._blend(self.parts(x))
+        return self._blend(self.parts(x))[0]
 
     def evaluate(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The blend, and the gradients of the parts with the softmax weights."""
         value, gradient = self.parts.evaluate(x)
-        weight = torch.softmax(self.sign * self.sharpness * value, -1).unsqueeze(-2)
-        return self._blend(value), weight @ gradient
+        blend, weight = self._blend(value)
+        return blend, weight.unsqueeze(-2) @ gradient
 
     def evaluate_along(self, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """As `evaluate`; the gradient changes with the parts' and with their weights."""
         value, gradient, change = self.parts.evaluate_along(x, v)
-        weight = torch.softmax(self.sign * self.sharpness * value, -1)
-        drift = weights_along(weight, _dot(gradient, v), self.sign * self.sharpness).unsqueeze(-2)
+        blend, weight = self._blend(value)
+        drift = weights_along(weight, _dot(gradient, v), self._scale).unsqueeze(-2)
         weight = weight.unsqueeze(-2)
-        return self._blend(value), weight @ gradient, weight @ change + drift @ gradient
+        return blend, weight @ gradient, weight @ change + drift @ gradient
 
     def third(self, x: Tensor, v: Tensor, w: Tensor) -> Tensor:
         """The product rule once more."""
         value, gradient, by_v = self.parts.evaluate_along(x, v)
         _, _, by_w = self.parts.evaluate_along(x, w)
-        scale = self.sign * self.sharpness
-        weight = torch.softmax(scale * value, -1)
+        scale, (_, weight) = self._scale, self._blend(value)
         first, second, mixed = _dot(gradient, v), _dot(gradient, w), _dot(by_w, v)
         both = weights_along_both(weight, first, second, mixed, scale)
         along_v, along_w = weights_along(weight, first, scale), weights_along(weight, second, scale)
         parts = ((weight, self.parts.third(x, v, w)), (along_w, by_v), (along_v, by_w), (both, gradient))
         return torch.stack([share.unsqueeze(-2) @ part for share, part in parts]).sum(0)
 
-    def _blend(self, value: Tensor) -> Tensor:
-        return -torch.logsumexp(-self.sharpness * value, -1, keepdim=True) / self.sharpness
+    def _blend(self, value: Tensor) -> tuple[Tensor, Tensor]:
+        """The smooth function ``(..., 1)`` and the weights of the parts ``(..., k)``."""
+        total, weight = log_sum_exp(self._scale * value)
+        return ((total - self._buffer) / self._scale).unsqueeze(-1), weight
 
 
 class Union(Intersection):
@@ -85,13 +87,11 @@ class Union(Intersection):
             [ 0.9307]])
     """
 
-    sign, names = 1.0, ("union",)
+    names = ("union",)
 
     def __init__(self, *parts: Barrier, sharpness: float = 10.0):
         super().__init__(*(Intersection(part, sharpness=sharpness) for part in parts), sharpness=sharpness)
-
-    def _blend(self, value: Tensor) -> Tensor:
-        return (torch.logsumexp(self.sharpness * value, -1, keepdim=True) - math.log(value.shape[-1])) / self.sharpness
+        self._scale, self._buffer = sharpness, math.log(len(parts))
 
 
 def _dot(gradient: Tensor, v: Tensor) -> Tensor:

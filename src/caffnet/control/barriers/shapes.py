@@ -224,15 +224,21 @@ class OutsidePolytopes(Barrier):
         p = _located(x, self.position)
         flat = torch.nn.functional.linear(p, _like(self._rows, x), _like(self._shifts, x))
         scaled = flat.unflatten(-1, self.b.shape)
-        weight = torch.softmax(scaled, -1)
-        # ln Σ exp(s) = s_i - ln(weight_i) for every i, best for the largest: the softmax has done the work.
-        total = scaled.amax(-1) - weight.amax(-1).log()
+        total, weight = log_sum_exp(scaled)
         return total / self.sharpness - _like(self.buffer, x), weight
 
     def _mix(self, weight: Tensor, x: Tensor) -> Tensor:
         """``Σ_i weight_i a_i`` as gradients over the state, ``(..., k, n_x)``."""
         mixed = (weight.unsqueeze(-2) @ _like(self.A, x)).squeeze(-2)
         return spread(mixed, self.position, x.shape[-1])
+
+
+def log_sum_exp(scaled: Tensor) -> tuple[Tensor, Tensor]:
+    """``ln Σ_i exp(s_i)``, ``(...)``, and its weights, the softmax, ``(..., m)``: in one, of plain operations."""
+    top = scaled.amax(-1, keepdim=True)
+    share = torch.exp(scaled - top)
+    total = share.sum(-1, keepdim=True)
+    return (top + total.log()).squeeze(-1), share / total
 
 
 def weights_along(weight: Tensor, rate: Tensor, sharpness: float) -> Tensor:
