@@ -20,6 +20,8 @@ From the fourth order on the derivatives are automatic.
 
 from __future__ import annotations
 
+import copy
+
 import torch
 from torch import Tensor
 
@@ -90,7 +92,6 @@ class HighOrder(Barrier):
 
     def lowered(self, margin: float) -> Barrier:
         """Keep ``h >= margin``, not ψ: the margin belongs to the h at the bottom."""
-        raised = HighOrder.__new__(HighOrder)
-        raised.__dict__.update(self.__dict__)  # checked already
+        raised = copy.copy(self)  # checked already
         raised.barrier = self.barrier.lowered(margin)
         return raised
