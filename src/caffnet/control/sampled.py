@@ -25,6 +25,9 @@ from caffnet.control.safety import BarrierConstraint
 from caffnet.errors import ConstraintError
 from caffnet.projection import project
 
+#: Points so many sizes away from a set project on its corners.
+OUTSIDE = 2.0**10
+
 
 def hold_reserve(
     constraint: BarrierConstraint,
@@ -126,9 +129,11 @@ def _held_inputs(constraint: BarrierConstraint, samples: int, dtype: torch.dtype
     if constraint.inputs is None:
         raise ConstraintError("Without limits on the input no rate is bounded: give BarrierConstraint its inputs.")
     limits: AffineSet = constraint.inputs.to(dtype)
-    far = torch.randn(samples, n_u, dtype=dtype, generator=torch.Generator().manual_seed(0))
-    corners = project(far * 2.0**20, limits).value
-    if not corners.abs().amax() < 2.0**16 * (1 + limits.upper[limits.upper.isfinite()].abs().sum()):
+    bounds = torch.cat([side[side.isfinite()].abs() for side in (limits.lower, limits.upper)])
+    size = (1 + bounds.max()) / limits.A.norm(dim=-1).min()  # of the set, roughly
+    out = torch.randn(samples, n_u, dtype=dtype, generator=torch.Generator().manual_seed(0))
+    corners = project(OUTSIDE * size * out, limits).value
+    if corners.abs().max() > OUTSIDE / 4 * size:  # they lie as far out as what was projected
         raise ConstraintError("The inputs are not bounded, so no rate is: give limits on every input.")
     share = torch.rand(samples, 1, dtype=dtype, generator=torch.Generator().manual_seed(1))
     return [corners, share * corners + (1 - share) * corners.flip(0)]
