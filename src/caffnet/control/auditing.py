@@ -74,14 +74,14 @@ class Audit:
 
     @property
     def share(self) -> float:
-        """The share of the box without an admissible input, estimated by the Sobol points."""
+        """The share of the region without an admissible input, estimated by the Sobol points."""
         return float(self.infeasible[: self.first].double().mean())
 
     def __str__(self) -> str:
         place = ", ".join(f"{name} = {value:.4g}" for name, value in zip(self.names, self.worst.tolist(), strict=True))
         told = [
             f"{int(self.infeasible.sum())} of {len(self.states)} states have no admissible input "
-            f"({100 * self.share:.3g} % of the box).",
+            f"({100 * self.share:.3g} % of the region).",
             f"Smallest depth {float(self.depths.min()):.4g} at {place}.",
         ]
         if self.conflict:
@@ -101,14 +101,15 @@ class Audit:
         if axes[0] == axes[1]:
             y = self.depths[order]
         most = float(self.depths.abs().quantile(0.95)) or 1.0
-        dots = plot.scatter(x, y, c=self.depths[order], s=8, cmap="RdYlGn", vmin=-most, vmax=most)
         lost = self.infeasible[order]
-        plot.scatter(x[lost], y[lost], s=12, facecolors="none", edgecolors="black", linewidths=0.5)
-        figure.colorbar(dots, label="depth of the set (negative: empty)")
+        dots = plot.scatter(x[~lost], y[~lost], c=self.depths[order][~lost], s=8, cmap="summer_r", vmin=0, vmax=most)
+        plot.scatter(x[lost], y[lost], s=8, color="crimson", label="no admissible input")
+        plot.legend(loc="upper right", fontsize="small")
+        figure.colorbar(dots, label="depth of the set")
         plot.set_xlabel(self.names[axes[0]])
         plot.set_ylabel("depth" if axes[0] == axes[1] else self.names[axes[1]])
-        plot.set_title(f"{100 * self.share:.3g} % of the box without an admissible input", fontsize="medium")
-        figure.savefig(path, dpi=150)
+        plot.set_title(f"{100 * self.share:.3g} % of the region without an admissible input", fontsize="medium")
+        figure.savefig(path, dpi=110)
         return Path(path)
 
 
@@ -142,7 +143,7 @@ def audit(
     >>> print(audit(safe, [-1.0], [1.0], samples=256).proof)
     feasible
     >>> print(audit(safe, [-3.0], [3.0], samples=256))   # beyond 2 it cannot come back fast enough
-    341 of 513 states have no admissible input (32.8 % of the box).
+    341 of 513 states have no admissible input (32.8 % of the region).
     Smallest depth -0.5 at x0 = 3.
     In conflict there: p <= 1, row 2.
     Proof: infeasible.
