@@ -385,6 +385,144 @@ def figures(
         typer.echo(f"written: {path}")
 
 
+@app.command()
+def audit(
+    constraint: Annotated[
+        str, typer.Argument(help="Where the constraint is: module:name or file.py:name, a function of the state.")
+    ],
+    lower: Annotated[str, typer.Option(help="The box of states: its lower corner, as in --lower=-5,-4,0.")],
+    upper: Annotated[str, typer.Option(help="Its upper corner.")],
+    samples: Annotated[int, typer.Option(help="How many states are looked at first.")] = 4096,
+    names: Annotated[str | None, typer.Option(help="Names of the states, as in --names=p,v.")] = None,
+    times: Annotated[str | None, typer.Option(help="An interval of time for a barrier that moves, as in 0,5.")] = None,
+    picture: Annotated[Path | None, typer.Option(help="A file for a picture over the first two states.")] = None,
+) -> None:
+    """Look for states where no input is admissible. Ends with 1 if there are any, so that a CI can use it."""
+    from caffnet import ConstraintError
+    from caffnet.control import audit as look
+    from caffnet_lab.lookup import NotFoundError, find
+
+    _check_whole("--samples", samples, 1, 2**24)
+    if picture is not None:
+        _check_file("--picture", picture)
+    try:
+        found = look(
+            find(constraint),
+            _numbers_of("--lower", lower),
+            _numbers_of("--upper", upper),
+            samples=samples,
+            names=None if names is None else names.split(","),
+            times=None if times is None else tuple(_numbers_of("--times", times, 2)),  # pyright: ignore
+        )
+    except (ConstraintError, NotFoundError) as error:
+        _fail(error)
+    typer.echo(str(found))
+    if picture is not None:
+        typer.echo(f"written: {found.draw(picture)}")
+    if not found.ok:
+        raise typer.Exit(1)
+
+
+@app.command()
+def simulate(
+    scenario: Annotated[list[str] | None, typer.Argument(help="integrator, unicycle, ...; all by default.")] = None,
+    starts: Annotated[int, typer.Option(help="How many states to start from.")] = 1000,
+    time_steps: Annotated[
+        bool, typer.Option("--time", help="Measure what one step costs, in place of driving.")
+    ] = False,
+    out: Annotated[Path, typer.Option(help="Folder for the records.")] = Path("runs/control"),
+) -> None:
+    """Drive every system against its limits, with the safety filter and without. Ends with 1 if one is not kept."""
+    from caffnet_lab.safe_control.records import write
+    from caffnet_lab.safe_control.scenarios import SCENARIOS
+    from caffnet_lab.safe_control.simulate import simulate as drive
+
+    _check_known("scenario", scenario, SCENARIOS)
+    _check_whole("--starts", starts, 1, 10**6)
+    _make_folder(out)
+    if time_steps:
+        from caffnet_lab.safe_control.steps import time_steps as measure
+
+        record = measure()
+        write(out / "steps.json", record)
+        for name, took in record["microseconds"].items():
+            typer.echo(f"{name}: {took:.0f} µs")
+        return
+    kept = True
+    for name in scenario or SCENARIOS:
+        record = drive(name, starts)
+        write(out / f"{name}.json", record)
+        kept &= record["smallest"] >= 0
+        typer.echo(
+            f"{name}: smallest h {record['smallest']:.2e} (without the filter {record['smallest_without']:.2g}), "
+            f"{record['infeasible_states']} of {record['states']} states infeasible"
+        )
+    if not kept:
+        raise typer.Exit(1)
+
+
+@app.command("rl")
+def reinforcement_learning(
+    task: Annotated[list[str] | None, typer.Argument(help="pendulum, reacher-o, ...; all by default.")] = None,
+    agent: Annotated[list[str] | None, typer.Option(help="sac-interior, td3-project, ...; all by default.")] = None,
+    seed: Annotated[list[int] | None, typer.Option(help="Repeat for more; 0, 1 and 2 by default.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Of training; the task's by default.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for the records; runs that are there are not repeated.")] = Path(
+        "runs/rl"
+    ),
+) -> None:
+    """Train agents whose actions satisfy rows that depend on the state (needs the extra rl)."""
+    from caffnet_lab.safe_control.records import write
+    from caffnet_lab.safe_rl.tasks import TASKS
+    from caffnet_lab.safe_rl.train import AGENTS, run
+
+    _check_known("task", task, TASKS)
+    _check_known("agent", agent, AGENTS)
+    _make_folder(out)
+    for one in seed or (0, 1, 2):
+        for name in task or TASKS:
+            for who in agent or AGENTS:
+                path = out / f"{name}-{who}-seed{one}.json"
+                if path.exists():
+                    continue
+                record = run(TASKS[name], who, one, steps)
+                write(path, record)
+                typer.echo(f"{name}, {who}, seed {one}: return {record['return']:.1f}")
+
+
+@app.command("control-report")
+def control_report(
+    records: Annotated[Path, typer.Argument(help="Folder with records of `simulate` and `rl`, in any depth.")] = Path(
+        "runs"
+    ),
+    markdown: Annotated[Path, typer.Option(help="The page.")] = Path("report/control.md"),
+    figure: Annotated[Path, typer.Option(help="The picture of the returns.")] = Path("report/rl.png"),
+) -> None:
+    """Make the tables and the figure of safe control from their records."""
+    from caffnet_lab.safe_control.report import report
+
+    _check_file("--markdown", markdown)
+    _check_file("--figure", figure)
+    for path in report(records, markdown, figure):
+        typer.echo(f"written: {path}")
+
+
+def _check_known(what: str, given: list[str] | None, known: Any) -> None:
+    if unknown := [name for name in given or () if name not in known]:
+        _fail(ConfigError(f"There is no {what} {unknown[0]!r}; there are {', '.join(known)}."))
+
+
+def _numbers_of(option: str, text: str, count: int | None = None) -> list[float]:
+    try:
+        numbers = [float(part) for part in text.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or (count is not None and len(numbers) != count):
+        wanted = "numbers" if count is None else f"{count} numbers"
+        _fail(ConfigError(f"{option} must be {wanted} with commas between, as in {option}=-1,0.5, got {text!r}."))
+    return numbers
+
+
 def _tell_written(console: Console, path: Path) -> None:
     console.print(f"written: {path}", markup=False, soft_wrap=True)
 

@@ -181,7 +181,10 @@ def test_hull_has_unit_outward_rows():
         (lambda: OutsideCircles([[0.0, 0.0]], [1.0], position=(-3, -2)), "counted from 0, got"),
         (lambda: OutsideCircles([[0.0, 0.0]], [1.0], position=(2, 3))(states(1)), r"the entries \(2, 3\).*got 3"),
         (lambda: InsideBox([1.0], [0.0]), "lower must not exceed upper"),
-        (lambda: InsideBox([0.0], [1.0], names=["a", "b"]), r"names must be a list of 1 label, got \['a', 'b'\]"),
+        (
+            lambda: InsideBox([0.0], [1.0], names=["a"] * 3),
+            r"list of 1 labels?, .*, or 2, one per finite side .*got \['a'",
+        ),
         (lambda: InsidePolytope([[1.0], [2.0]], [1.0, 1.0], names=["a"]), "names must be a list of 2 labels, got"),
         (lambda: FunctionBarrier(torch.sum, names="speed"), "names must be a list of one label per function, got 'sp"),
         (lambda: hull_rows(torch.rand(6, 3)), r"points must have shape \(v, 2\), points in the plane, got \(6, 3\)"),

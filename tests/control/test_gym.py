@@ -187,7 +187,7 @@ def test_a_barrier_that_the_action_does_not_reach_is_named():
 
     mass, wall = DoubleIntegrator(1), InsideBox([-np.inf, -np.inf], [1.0, np.inf])
     env = ControlEnv(mass, lambda rng: np.array([0.0, 2.0]), lambda x, u: 0.0, np.array([-1.0]), np.array([1.0]))
-    safe = SafeActions(env, BarrierConstraint(mass, wall))
+    safe = SafeActions(env, BarrierConstraint(mass, wall, samples=torch.empty(0, 2)))  # not looked at when built
     safe.reset(seed=0)
     with pytest.raises(InfeasibleError, match=r"does not reach x0 <= 1: .*use HighOrder\("):
         safe.step(np.array([0.0]))
@@ -276,3 +276,125 @@ def test_actions_of_another_shape_are_refused(build, action):
     env.reset(seed=0)
     with pytest.raises(ConstraintError, match=r"The action must have shape \(2,\), got"):
         env.step(action)
+
+
+# ------------------------------------------------------------------------------------------------ rounding, many, warm
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_float32_actions_break_no_row(seed):
+    """Rounded to nearest, half of the actions on a row would lie beyond it."""
+    from caffnet.control.gym import ActionFilter
+
+    random = np.random.default_rng(seed)
+    rows = AffineSet.inequality(random.standard_normal((6, 3)), random.uniform(0.1, 1.0, 6))
+    space = gymnasium.spaces.Box(-1.0, 1.0, (3,), np.float32)
+    wanted = 3 * random.standard_normal((400, 3))
+    filtered = ActionFilter(space, rows, None, False, {})
+    taken, changed, _ = filtered(wanted, np.zeros((400, 1)))
+    assert taken.dtype == np.float32 and changed.mean() > 0.5
+    whole = rows & filtered.limits
+    assert whole.violation(torch.from_numpy(taken.astype(np.float64))).max() == 0
+    exact = filtered.layer(torch.from_numpy(wanted)).numpy()
+    assert whole.violation(torch.from_numpy(exact.astype(np.float32).astype(np.float64))).max() > 0
+    np.testing.assert_allclose(taken, exact, atol=1e-5)
+    alone = np.stack([filtered(row, np.zeros(1))[0] for row in wanted[:20]])
+    np.testing.assert_array_equal(alone, taken[:20])
+
+
+def test_a_set_without_room_is_rounded_to_nearest():
+    from caffnet.control.gym import ActionFilter
+
+    line = AffineSet.equality([[1.0, 1.0]], [0.1])
+    filtered = ActionFilter(gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32), line, None, False, {})
+    taken, _, _ = filtered(np.array([0.7, 0.3]), np.zeros(1))
+    np.testing.assert_allclose(taken, [0.25, -0.15], rtol=1e-6)
+    taken, _, _ = filtered(np.array([5.0, 0.3]), np.zeros(1))
+    assert taken[0] == 1.0
+
+
+def many(count=4, **options):
+    from caffnet.control.gym import SafeActions
+
+    envs = gymnasium.vector.SyncVectorEnv([lambda: environment(12) for _ in range(count)])
+    inputs = AffineSet.box(torch.from_numpy(LOWER), torch.from_numpy(UPPER))
+    return SafeActions(envs, BarrierConstraint(Unicycle(), CIRCLE, inputs=inputs), **options)
+
+
+@pytest.mark.parametrize("warm_start", [False, True])
+def test_vector_environments_are_filtered_as_single_ones(warm_start):
+    from caffnet.control.gym import SafeVectorActions
+
+    env = many(warm_start=warm_start)
+    assert isinstance(env, SafeVectorActions)
+    seen, _ = env.reset(seed=3)
+    singles = [safe_environment() for _ in range(4)]
+    for i, single in enumerate(singles):
+        single.reset(options={"start": seen[i]})
+    random = np.random.default_rng(0)
+    for _ in range(11):
+        actions = random.uniform(-1, 1.5, (4, 2))
+        seen, _, _, _, info = env.step(actions)
+        alone = [single.step(action) for single, action in zip(singles, actions, strict=True)]
+        np.testing.assert_allclose(seen, [step[0] for step in alone], atol=1e-12)
+        assert info["filtered"].tolist() == [step[-1]["filtered"] for step in alone]
+        np.testing.assert_allclose(info["action"], [step[-1]["action"] for step in alone], atol=1e-12)
+
+
+def test_a_reset_in_place_of_a_step_looks_at_no_action():
+    """Where an episode has ended the next action is ignored: a set that is empty at its last state does not matter."""
+    from caffnet.control.gym import SafeActions
+
+    def nothing_at_the_end(x):  # empty where the robot has arrived
+        upper = torch.where(x[..., :1] > -3.0, -2.0, 1.0).to(x)
+        return AffineSet.inequality(torch.eye(2, dtype=x.dtype)[:1], upper)
+
+    ahead = gymnasium.vector.SyncVectorEnv([lambda: environment(12), lambda: environment(40)])
+    for env in ahead.envs:
+        env.done = lambda x: bool(x[0] > -3.0)
+        env.start = lambda rng: np.array([-3.05, 0.0, 0.0])
+    env = SafeActions(ahead, nothing_at_the_end)
+    env.reset(seed=0)
+    _, _, terminated, _, _ = env.step(np.array([[1.0, 0.0], [0.0, 0.0]]))
+    assert terminated.tolist() == [True, False]
+    seen, _, terminated, _, info = env.step(np.array([[9.0, 0.0], [0.0, 0.0]]))
+    assert seen[0, 0] == -3.05 and not terminated.any()
+    assert info["status"].tolist() == [Status.INSIDE, Status.INSIDE]
+    env.step(np.array([[1.0, 0.0], [0.0, 0.0]]))
+    with pytest.raises(ConstraintError, match=r"The actions must have shape \(2, 2\), got \(2,\)"):
+        env.step(np.zeros(2))
+
+
+def test_a_warm_start_gives_the_same_actions():
+    from caffnet.control.gym import SafeActions
+
+    paths = []
+    for warm_start in (False, True):
+        env = SafeActions(environment(), BarrierConstraint(Unicycle(), CIRCLE), warm_start=warm_start)
+        paths.append(drive(env)[0])
+    np.testing.assert_allclose(paths[0], paths[1], atol=1e-12)
+
+
+def test_a_state_may_bring_its_time():
+    from caffnet.control import Moving
+    from caffnet.control.gym import ControlEnv, SafeActions
+
+    class Clock(gymnasium.Wrapper):
+        def reset(self, **options):
+            self.steps = 0
+            return super().reset(**options)
+
+        def step(self, action):
+            self.steps += 1
+            return super().step(action)
+
+    ball = Moving(OutsideCircles([[2.0, 0.0]], [0.5]), [-1.0, 0.0])
+    robot = ControlAffine(2, 2, None, lambda x: torch.eye(2, dtype=x.dtype))
+    clock = Clock(ControlEnv(robot, lambda rng: np.zeros(2), lambda x, u: 0.0, -2.0, 2.0, steps=40))
+    safe = SafeActions(clock, BarrierConstraint(robot, ball), state=lambda seen: (seen, 0.1 * clock.steps))
+    seen, _ = safe.reset(seed=0)
+    gaps = []
+    for _ in range(40):
+        seen, *_ = safe.step(np.array([0.0, 0.01]))
+        gaps.append(np.hypot(seen[0] - (2.0 - 0.1 * clock.steps), seen[1]) - 0.5)
+    assert min(gaps) > 0

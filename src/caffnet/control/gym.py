@@ -10,14 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from caffnet._solve.problem import Status, check_options
-from caffnet.constraints import AffineSet
+from caffnet._solve.problem import Status
+from caffnet.constraints import EQUAL, AffineSet
 from caffnet.control.barriers import Barrier
-from caffnet.control.safety import explain, within_limits
+from caffnet.control.safety import BarrierConstraint, explain, within_limits
 from caffnet.control.simulation import check_steps, rk4
-from caffnet.control.systems import ControlAffine
+from caffnet.control.systems.base import ControlAffine
 from caffnet.errors import ConstraintError, InfeasibleError
-from caffnet.layer import OPTIONS
+from caffnet.layer import OPTIONS, CAffine
 from caffnet.projection import Projection, project
 
 try:
@@ -94,85 +94,248 @@ class SafeActions(gymnasium.Wrapper[np.ndarray, np.ndarray, np.ndarray, np.ndarr
     one. A wrapper that changes actions, such as ``ClipAction``, belongs around this one, not inside.
 
     Args:
-        env: any environment with box observations and actions ``(n,)``.
+        env: any environment with box observations and actions ``(n,)``; of a vector environment, all are filtered in
+            one call, by a `SafeVectorActions`.
         constraint: ``state -> AffineSet`` over the actions, such as a `BarrierConstraint`, or one set for all states.
-        state: turns an observation into the state; the observation itself if None.
+        state: turns an observation into the state, or into a pair (state, time); the observation itself if None.
+        warm_start: begin every search with the rows of the step before.
         **options: as in `caffnet.project`.
 
-    ``info["action"]`` holds the action taken, rounded to the number type of the action space, ``info["filtered"]``
-    tells whether it differs from the agent's, and ``info["status"]`` is its `Status`. Where no action within the limits
-    is safe, an `InfeasibleError` is raised, or with ``on_infeasible="nearest"`` the one of least violation is taken.
+    ``info["action"]`` holds the action taken, in the number type of the action space and rounded inwards: it satisfies
+    every inequality after rounding too, unless the set has no room for that. ``info["filtered"]`` tells whether it
+    differs from the agent's, and ``info["status"]`` is its `Status`. Where no action within the limits is safe, an
+    `InfeasibleError` is raised, or with ``on_infeasible="nearest"`` the one of least violation is taken.
     """
+
+    def __new__(cls, env: Any, *args: Any, **options: Any):
+        """For a vector environment, the wrapper of such."""
+        if isinstance(env, gymnasium.vector.VectorEnv):
+            return SafeVectorActions(env, *args, **options)
+        return super().__new__(cls)
 
     def __init__(
         self,
         env: gymnasium.Env[np.ndarray, np.ndarray],
-        constraint: AffineSet | Callable[[Tensor], AffineSet],
-        state: Callable[[np.ndarray], np.ndarray] | None = None,
+        constraint: AffineSet | Callable[[Any], AffineSet],
+        state: Callable[[Any], Any] | None = None,
+        *,
+        warm_start: bool = False,
         **options: Any,
     ):
         super().__init__(env)
-        space = env.action_space
-        real = np.issubdtype(space.dtype, np.floating)
-        if not isinstance(space, gymnasium.spaces.Box) or len(space.shape) != 1 or not real:
-            raise ConstraintError(
-                f"SafeActions needs actions in a Box of shape (n,) and of floating type, got {space}: "
-                "an affine set holds vectors of numbers. Wrap the environment so that it takes them."
-            )
-        names = [f"action {i}" for i in range(len(space.low))]
-        self.limits = AffineSet.box(space.low.astype(np.float64), space.high.astype(np.float64), names=names)
-        if unknown := set(options) - OPTIONS:
-            raise TypeError(
-                f"SafeActions has no option {unknown.pop()!r}; the options are {', '.join(sorted(OPTIONS))}."
-            )
-        check_options(**options)
-        self.constraint, self.state, self.options = constraint, state, options
+        self.filter = ActionFilter(env.action_space, constraint, state, warm_start, options)
         self._seen: np.ndarray | None = None  # a copy: the agent may work on the one it is given
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None):
         """A new episode."""
         observed, info = self.env.reset(seed=seed, options=options)
-        self._seen = copy.deepcopy(observed)
+        self._seen = _copied(observed)
         return observed, info
 
     def step(self, action: np.ndarray):
         """Filter the action, then step."""
         if self._seen is None:
             raise ConstraintError("No episode was started: call reset() first.")
-        observed = self._seen if self.state is None else self.state(self._seen)
-        wanted = _numbers("action", action, self.limits.n)
-        answer = self._filter(torch.from_numpy(wanted), torch.as_tensor(np.asarray(observed, dtype=np.float64)))
-        # Rounding may leave the limits: the environment would saturate them unseen.
-        kind = self.env.action_space.dtype
-        taken = answer.value.clamp(self.limits.lower, self.limits.upper).numpy().astype(kind)
-        status = Status(int(answer.status))
-        if not np.isfinite(taken).all():
-            raise ConstraintError(f"There is no action to take: {status.name} at the state {observed}.")
+        taken, filtered, status = self.filter(_numbers("action", action, self.filter.n), self._seen)
         seen, reward, terminated, truncated, info = self.env.step(taken)
-        self._seen = copy.deepcopy(seen)
-        told = {**info, "action": taken, "filtered": not np.array_equal(taken, wanted.astype(kind)), "status": status}
+        self._seen = _copied(seen)
+        told = {**info, "action": taken, "filtered": bool(filtered), "status": Status(int(status))}
         return seen, reward, terminated, truncated, told
 
-    @torch.no_grad()
-    def _filter(self, wanted: Tensor, observed: Tensor) -> Projection:
-        safe = self.constraint if isinstance(self.constraint, AffineSet) else self.constraint(observed)
-        safe = safe.to(torch.float64)
-        if safe.batch_shape:
+
+class SafeVectorActions(gymnasium.vector.VectorWrapper):
+    """`SafeActions` for a vector environment: one call filters the actions ``(envs, n)`` of all.
+
+    Arguments as of `SafeActions`; `state` takes the observations of all environments and gives states
+    ``(envs, n_x)``. In `info`, ``"action"``, ``"filtered"`` and ``"status"`` have one entry per environment. Where an
+    episode has just ended and the next step is its reset, the action is not looked at, as the environment does not.
+    """
+
+    def __init__(
+        self,
+        env: gymnasium.vector.VectorEnv,
+        constraint: AffineSet | Callable[[Any], AffineSet],
+        state: Callable[[Any], Any] | None = None,
+        *,
+        warm_start: bool = False,
+        **options: Any,
+    ):
+        super().__init__(env)
+        self.filter = ActionFilter(env.single_action_space, constraint, state, warm_start, options)
+        waits = env.metadata.get("autoreset_mode") == gymnasium.vector.AutoresetMode.NEXT_STEP
+        self._waits, self._over = waits, np.zeros(env.num_envs, bool)
+        self._seen: Any = None
+
+    def reset(self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None):
+        """New episodes."""
+        observed, info = self.env.reset(seed=seed, options=options)  # pyright: ignore[reportArgumentType]
+        self._seen, self._over = _copied(observed), np.zeros(self.num_envs, bool)
+        return observed, info
+
+    def step(self, actions: np.ndarray):
+        """Filter the actions, then step."""
+        if self._seen is None:
+            raise ConstraintError("No episode was started: call reset() first.")
+        wanted = _numbers("actions", actions, self.num_envs, self.filter.n)
+        taken, filtered, status = self.filter(wanted, self._seen, ~self._over if self._over.any() else None)
+        seen, reward, terminated, truncated, info = self.env.step(taken)
+        self._seen = _copied(seen)
+        if self._waits:
+            self._over = np.logical_or(terminated, truncated)
+        return seen, reward, terminated, truncated, {**info, "action": taken, "filtered": filtered, "status": status}
+
+
+class ActionFilter:
+    """Actions ``(..., n)`` and observations to safe actions, in the number type of a space.
+
+    Args:
+        space: of the actions of one environment.
+        constraint: see `SafeActions`, as for the others.
+        state: of an observation.
+        warm_start: of the layer.
+        options: of the layer.
+    """
+
+    def __init__(
+        self,
+        space: gymnasium.Space,
+        constraint: AffineSet | Callable[[Any], AffineSet],
+        state: Callable[[Any], Any] | None,
+        warm_start: bool,
+        options: dict[str, Any],
+    ):
+        real = np.issubdtype(space.dtype, np.floating)
+        if not isinstance(space, gymnasium.spaces.Box) or len(space.shape) != 1 or not real:
             raise ConstraintError(
-                f"The constraint must give one set for one state, got a batch of shape {tuple(safe.batch_shape)}."
+                f"SafeActions needs actions in a Box of shape (n,) and of floating type, got {space}: "
+                "an affine set holds vectors of numbers. Wrap the environment so that it takes them."
             )
+        if unknown := set(options) - OPTIONS:
+            raise TypeError(
+                f"SafeActions has no option {unknown.pop()!r}; the options are {', '.join(sorted(OPTIONS))} "
+                "and warm_start."
+            )
+        self.space, self.state, self.options, self.n = space, state, options, len(space.low)
+        names = [f"action {i}" for i in range(self.n)]
+        self.limits = AffineSet.box(space.low.astype(np.float64), space.high.astype(np.float64), names=names)
+        self._firm = self.limits.m  # how many of the last rows never give way
+        if isinstance(constraint, BarrierConstraint):
+            bounded = constraint.within(self.limits)
+            assert bounded.inputs is not None
+            self._firm, everything = bounded.inputs.m, bounded
+        else:
+            everything = self._within(constraint)
+        self.layer = CAffine(everything, warm_start=warm_start, **options)
+
+    def _within(self, constraint: AffineSet | Callable[[Any], AffineSet]) -> AffineSet | Callable[[Any], AffineSet]:
+        if isinstance(constraint, AffineSet):
+            return constraint.to(torch.float64) & self.limits
+        return lambda x: constraint(x).to(torch.float64) & self.limits
+
+    @torch.no_grad()
+    def __call__(
+        self, wanted: np.ndarray, observed: Any, alive: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The actions to take ``(..., n)``, whether they differ from those wanted, and their status.
+
+        Args:
+            wanted: float64, ``(..., n)``.
+            observed: what `state` reads.
+            alive: which of the samples to look at; all if None. The others are only clipped.
+        """
+        kind = self.space.dtype
+        x = _as_states(observed if self.state is None else self.state(observed))
+        if alive is not None:
+            taken = np.clip(wanted, self.space.low, self.space.high).astype(kind)
+            filtered, status = np.zeros(len(wanted), bool), np.full(len(wanted), int(Status.INSIDE), np.int8)
+            some = tuple(part[alive] for part in x) if isinstance(x, tuple) else x[alive]
+            if alive.any():
+                taken[alive], filtered[alive], status[alive] = self._filter(wanted[alive], some)
+            return taken, filtered, status
+        return self._filter(wanted, x)
+
+    def _filter(self, wanted: np.ndarray, x: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        u = torch.from_numpy(wanted)
         try:
-            answer = project(wanted, safe & self.limits, **self.options)
+            answer = self.layer.project(u, x=x)
         except InfeasibleError as error:
             raise explain(error) from None
-        return within_limits(answer, wanted, safe, self.limits, self.options)
+        if answer.value.shape != u.shape:
+            raise ConstraintError(
+                f"The constraint must give one set for one state, got a batch of shape {tuple(answer.set.batch_shape)}."
+            )
+        status = answer.status.numpy()
+        if (status == int(Status.INFEASIBLE)).any():
+            answer = within_limits(answer, u, self._firm, self.options)
+        taken = round_inwards(answer, self.space.dtype, self._firm)
+        # Equalities and thin sets leave no room to round inwards: the environment would saturate the rest unseen.
+        taken = np.minimum(np.maximum(taken, self.space.low), self.space.high)
+        if not np.isfinite(taken).all():
+            where = np.argwhere(~np.isfinite(taken).all(-1))[0]
+            name, place = Status(int(status[tuple(where)])).name, tuple(where.tolist())
+            states = (x[0] if isinstance(x, tuple) else x)[place]
+            raise ConstraintError(f"There is no action to take: {name} at the state {states.tolist()}.")
+        return taken, (taken != wanted.astype(self.space.dtype)).any(-1), status
 
 
-def _numbers(name: str, given: np.ndarray, size: int) -> np.ndarray:
-    """A copy as finite numbers ``(size,)``. Any other shape is refused: it would broadcast."""
+def round_inwards(answer: Projection, kind: Any, firm: int) -> np.ndarray:
+    """The answer in another number type, with no row broken by the rounding where there is room.
+
+    Rounding moves ``a_i u`` by at most ``eps |a_i| |u|``. Where that breaks a row, the answer is projected into the set
+    whose inequalities are tightened by twice as much, and rounded again: then it may move and still satisfies all rows.
+
+    Args:
+        answer: float64.
+        kind: a number type of numpy.
+        firm: how many of the last rows hold even where the answer is INFEASIBLE.
+    """
+    value = answer.value.numpy()
+    short = value.astype(kind)
+    if short.dtype == np.float64 or (short == value).all():  # nothing was rounded
+        return short
+    rows = answer.set
+    A, lower, upper = (side.numpy() for side in (rows.A, rows.lower, rows.upper))
+    lost = answer.status.numpy() == int(Status.INFEASIBLE)
+    if lost.any():
+        giving = np.arange(rows.m) < rows.m - firm
+        lower = np.where(lost[..., None] & giving, -np.inf, lower)
+        upper = np.where(lost[..., None] & giving, np.inf, upper)
+    equal: Any = np.array([kind == EQUAL for kind in rows.row_kinds]) if EQUAL in rows.row_kinds else np.False_
+
+    def broken(point: np.ndarray) -> Any:
+        height = (A @ point.astype(np.float64)[..., None])[..., 0]
+        return (((height > upper) | (height < lower)) & ~equal).any(-1)
+
+    bad = broken(short)
+    if not bad.any():
+        return short
+    room = np.where(equal, 0.0, 2 * np.finfo(kind).eps * (np.abs(A) @ np.abs(value)[..., None])[..., 0])
+    room = room + np.where(equal, 0.0, float(np.finfo(kind).tiny))
+    tight = AffineSet.from_parts(
+        rows.A, torch.from_numpy(lower + room), torch.from_numpy(upper - room), rows.labels, rows.row_kinds
+    )
+    inner = project(answer.value, tight, on_infeasible="nan").value.numpy().astype(kind)
+    better = bad & np.isfinite(inner).all(-1)
+    better &= ~broken(np.where(better[..., None], inner, short))
+    return np.where(better[..., None], inner, short)
+
+
+def _copied(observed: Any) -> Any:
+    return observed.copy() if isinstance(observed, np.ndarray) else copy.deepcopy(observed)
+
+
+def _as_states(given: Any) -> Any:
+    """A state, or a pair of state and time, as float64 tensors."""
+    if isinstance(given, tuple):
+        return tuple(_as_states(part) for part in given)
+    return torch.as_tensor(np.asarray(given, dtype=np.float64))
+
+
+def _numbers(name: str, given: np.ndarray, *shape: int) -> np.ndarray:
+    """A copy as finite numbers of this shape. Any other is refused: it would broadcast."""
     numbers = np.array(given.detach().cpu().numpy() if isinstance(given, Tensor) else given, dtype=np.float64)
-    if numbers.shape != (size,):
-        raise ConstraintError(f"The {name} must have shape ({size},), got {numbers.shape}.")
+    if numbers.shape != shape:
+        raise ConstraintError(f"The {name} must have shape {shape}, got {numbers.shape}.")
     if not np.isfinite(numbers).all():
         raise ConstraintError(f"The {name} must be finite numbers, got {numbers.tolist()}.")
     return numbers

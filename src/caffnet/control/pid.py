@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from caffnet.control.systems import check_states, wrap_angle
+from caffnet.control.systems.base import check_states
+from caffnet.control.systems.vehicles import wrap_angle
 from caffnet.errors import ConstraintError
 
 

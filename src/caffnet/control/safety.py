@@ -1,24 +1,23 @@
 """From barriers to hard constraints on the input.
 
-Along the system the barrier changes as ``dh/dt = L_f h + L_g h u``. If every input satisfies
+Along the system the barrier changes as ``dh/dt = ∂h/∂t + L_f h + L_g h u``. If every input satisfies
 
-    L_f h(x) + L_g h(x) u  >=  -α(h(x))          (α of class K: strictly increasing, α(0) = 0),
+    ∂h/∂t + L_f h(x) + L_g h(x) u  >=  -α(h(x))          (α of class K: strictly increasing, α(0) = 0),
 
 then h can decay towards zero but never cross it: a state that starts safe stays safe. The condition is affine in `u`,
-one row per function: ``-L_g h(x) u <= L_f h(x) + α(h(x))``.
+one row per function: ``-L_g h(x) u <= L_f h(x) + ∂h/∂t + α(h(x))``.
 
-The argument is for inputs that change at every instant. An input that is held for `dt` leaves
-``h(t + dt) = h + dt (L_f h + L_g h u) + O(dt²) >= (1 - α' dt) h + O(dt²)``: keep ``α' dt`` well below 1, leave a
-`margin` for the second order, and look at ``barrier(path.states).min()``.
+The argument is for inputs that change at every instant, on the system as it is modelled. For inputs that are held and
+for disturbances the rows keep something back: see `reserve` and `disturbance` of `BarrierConstraint`, and `sampled`.
 """
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
-from collections.abc import Callable
-from functools import partial
-from typing import Any, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,51 +25,19 @@ from torch import Tensor, nn
 from caffnet import tolerance
 from caffnet._solve.problem import Status
 from caffnet._solve.tracing import is_compiling, is_concrete
-from caffnet.constraints import UPPER, AffineSet
-from caffnet.control.barriers import Barrier
-from caffnet.control.systems import ControlAffine, check_states
+from caffnet.constraints import UPPER, AffineSet, ArrayLike
+from caffnet.control.barriers.base import Barrier, as_barrier, with_time
+from caffnet.control.barriers.shapes import constant
+from caffnet.control.class_k import ClassK, as_class_k
+from caffnet.control.degree import check_not_reached, check_reached
+from caffnet.control.high_order import HighOrder
+from caffnet.control.systems.base import ControlAffine, InTime, check_states, check_system
 from caffnet.errors import ConstraintError, InfeasibleError
 from caffnet.layer import CAffine
 from caffnet.projection import Projection, project
 
-ClassK: TypeAlias = Callable[[Tensor], Tensor]
-
-
-def linear(slope: float = 1.0) -> ClassK:
-    """``α(h) = slope · h``."""
-    _check_positive(slope=slope)
-    return partial(_linear, slope=slope)
-
-
-def power(slope: float = 1.0, exponent: float = 3.0) -> ClassK:
-    """``α(h) = slope · sign(h) |h|^exponent``: gentle near the boundary, free far away from it."""
-    _check_positive(slope=slope)
-    if not 1 <= exponent < math.inf:
-        raise ConstraintError(f"exponent must be at least 1, got {exponent!r}: below, α has no derivative at 0.")
-    return partial(_power, slope=slope, exponent=exponent) if exponent > 1 else linear(slope)
-
-
-def saturating(slope: float = 1.0, limit: float = 1.0) -> ClassK:
-    """``α(h) = limit · tanh(slope · h / limit)``: never asks to approach faster than `limit`."""
-    _check_positive(slope=slope, limit=limit)
-    return partial(_saturating, slope=slope, limit=limit)
-
-
-# Named functions, which can be pickled.
-
-
-def _linear(h: Tensor, slope: float) -> Tensor:
-    return slope * h
-
-
-def _power(h: Tensor, slope: float, exponent: float) -> Tensor:
-    # At 0, α' = 0; α'' may be infinite, but α is odd: 0 lies between its two sides, where autograd would give NaN.
-    size = torch.where(h == 0, 1.0, h).abs()
-    return slope * h.sign() * size**exponent
-
-
-def _saturating(h: Tensor, slope: float, limit: float) -> Tensor:
-    return limit * torch.tanh(h * (slope / limit))
+_HALF = (torch.float16, torch.bfloat16)
+_INFEASIBLE = int(Status.INFEASIBLE)  # a number: graphs cannot compare with a member of an enum
 
 
 class BarrierConstraint:
@@ -80,12 +47,21 @@ class BarrierConstraint:
 
     Args:
         system: the dynamics.
-        barrier: functions that must stay >= 0.
+        barrier: functions that must stay >= 0. If it moves, the constraint takes the time too: ``safe(x, t)``, or
+            ``safe((x, t))`` where one argument is asked for, as by ``layer(f, x=(x, t))``.
         class_k: the α; `linear(1.0)` if None.
         inputs: limits on the input that hold everywhere, as an `AffineSet` in ``R^n_u``.
-        margin: keep ``h >= margin``, for what happens while an input is held.
+        margin: keep ``h >= margin``; under a `HighOrder` too it is the h at the bottom that keeps it.
+        reserve: keep ``dh/dt + α(h) >= reserve``, one number or one per function: what may be lost while an input is
+            held, see `hold_reserve`.
+        disturbance: a velocity ``w`` with ``|w_i| <= disturbance_i`` may be added to the system, one number or one per
+            state: the rows hold for the worst, which costs ``Σ_i |∂h/∂x_i| disturbance_i``. Under a `HighOrder` it must
+            not reach what lies below: that is refused.
+        samples: states ``(s, n_x)`` at which the relative degree is checked; random ones if None, an empty tensor for
+            no check. With a moving barrier they have the time as last entry.
 
-    Differentiable with respect to the state. States ``(..., n_x)`` give a set with rows ``(..., m, n_u)``.
+    Differentiable with respect to the state. States ``(..., n_x)`` give a set with rows ``(..., m, n_u)``: those of the
+    barrier first, then the limits.
 
     >>> from caffnet.control import OutsideCircles, Unicycle
     >>> limits = AffineSet.box(-1.0, 1.0, dim=2)
@@ -101,100 +77,88 @@ class BarrierConstraint:
         class_k: ClassK | None = None,
         inputs: AffineSet | None = None,
         margin: float = 0.0,
+        *,
+        reserve: ArrayLike | None = None,
+        disturbance: ArrayLike | None = None,
+        samples: Tensor | None = None,
     ):
-        _check_system(system, "BarrierConstraint(system, barrier)")
+        check_system(system, "BarrierConstraint(system, barrier)")
         if inputs is not None and (inputs.n != system.n_u or inputs.A.ndim != 2):
             raise ConstraintError(f"inputs must be one set in R^{system.n_u} without batch axes, got {inputs}.")
         if not 0 <= margin < math.inf:
             raise ConstraintError(f"margin must be at least 0 and finite, got {margin!r}.")
-        self.system, self.barrier, self.inputs, self.margin = system, _as_barrier(barrier), inputs, margin
-        self.class_k = _as_class_k(class_k)
-        self._cast: dict[tuple[torch.dtype, torch.device], AffineSet] = {}
+        self.system, self.barrier, self.inputs, self.margin = system, as_barrier(barrier), inputs, margin
+        self.class_k = as_class_k(class_k)
+        self.reserve = None if reserve is None else _not_negative("reserve", reserve)
+        self.disturbance = None if disturbance is None else _not_negative("disturbance", disturbance, system.n_x)
+        self._kept = barrier.lowered(margin) if margin else barrier
+        self._system = InTime(system) if barrier.moving else system
+        self._limits: dict[tuple[torch.dtype, torch.device, torch.Size], tuple[Tensor, Tensor, Tensor]] = {}
+        check_reached(self.barrier, self._system, samples)
+        if self.disturbance is not None:
+            check_undisturbed(self.barrier, self.disturbance, samples)
 
-    def __call__(self, x: Tensor) -> AffineSet:
-        """The set at the states x ``(..., n_x)``."""
-        safe = self.barrier_rows(x)
-        return safe if self.inputs is None else safe & self.inputs_like(x)
+    def __call__(self, x: Tensor | Sequence[Tensor], t: Tensor | float | None = None) -> AffineSet:
+        """The set at the states x ``(..., n_x)`` and, if the barrier moves, the time t ``(...)``."""
+        rows, bound = self._rows(self._states(x, t))
+        count = bound.shape[-1]
+        names = self.barrier.names or tuple(f"barrier {i}" for i in range(count))
+        kinds = UPPER * count
+        if self.inputs is None:
+            lower = bound.new_full((count,), -torch.inf)
+            return AffineSet.from_parts(rows, lower, bound, names, kinds)
+        A, lower, upper = self._limits_like(bound)
+        names += self.inputs.labels or (None,) * self.inputs.m
+        parts = torch.cat([rows, A], -2), lower, torch.cat([bound, upper], -1)
+        return AffineSet.from_parts(*parts, names, kinds + self.inputs.row_kinds)
 
-    def barrier_rows(self, x: Tensor) -> AffineSet:
-        """The rows of the barrier alone, without limits on the input."""
-        check_states("x", x, self.system.n_x)
-        value, gradient = self.barrier.evaluate(x)
-        bound = self.class_k(value - self.margin if self.margin else value)
-        drifting = self.system.along_drift(gradient, x)
+    def within(self, limits: AffineSet) -> BarrierConstraint:
+        """The same rows with these limits on the input too."""
+        other = copy.copy(self)
+        other.inputs = limits if self.inputs is None else self.inputs.to(limits.device, limits.dtype) & limits
+        other._limits = {}
+        return other
+
+    def _rows(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """``-L_g h`` ``(..., k, n_u)`` and the bound ``(..., k)``."""
+        value, gradient = self._kept.evaluate(x)
+        bound = self.class_k(value)
+        drifting = self._system.along_drift(gradient, x)
         bound = bound if drifting is None else bound + drifting
-        rows = -self.system.along_input(gradient, x)
-        names = self.barrier.names or tuple(f"barrier {i}" for i in range(value.shape[-1]))
-        lower = bound.new_full((len(names),), -torch.inf)
-        return AffineSet.from_parts(rows, lower, bound, names, UPPER * len(names))
+        if self.reserve is not None:
+            bound = bound - self.reserve.to(x)
+        if self.disturbance is not None:
+            bound = bound - gradient[..., : self.system.n_x].abs() @ self.disturbance.to(x)
+        return -self._system.along_input(gradient, x), bound
 
-    def inputs_like(self, x: Tensor) -> AffineSet:
-        """The limits on the input, in the number type and on the device of `x`."""
+    def _states(self, x: Tensor | Sequence[Tensor], t: Tensor | float | None) -> Tensor:
+        """The states as the barrier sees them."""
+        if isinstance(x, tuple) and len(x) == 2:
+            x, t = x
+        check_states("x", x, self.system.n_x)  # pyright: ignore[reportArgumentType]
+        assert isinstance(x, Tensor)
+        if not self.barrier.moving:
+            return x
+        if t is None:
+            raise ConstraintError("The barrier moves, so the set depends on the time: pass (x, t) in place of x.")
+        return with_time(x, t)
+
+    def _limits_like(self, bound: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Rows and upper bounds of the limits, and lower bounds of all rows, as the barrier's bounds are."""
         assert self.inputs is not None
-        key = (x.dtype, x.device)
-        if key in self._cast:
-            return self._cast[key]
-        cast = self.inputs.to(x.device, x.dtype)
-        if not is_compiling() and is_concrete(cast.A):  # what a graph is made of must not leave it
-            self._cast[key] = cast
-        return cast
-
-
-class HighOrder(Barrier):
-    """A barrier that the input reaches only through the drift, raised by one order: ``L_f h + α(h)``.
-
-    If ``L_g h = 0`` everywhere (a position limit on a mass that is moved by forces) the rows of h say nothing about
-    the input. Keeping ``ψ = L_f h + α(h) >= 0`` keeps ``h >= 0``, and the input acts on ψ. Use it in place of h, not
-    beside it: the row of h is ``0 u <= ψ``, which every input satisfies or none. Start where h and ψ are both >= 0.
-    Where the input does reach h, ψ >= 0 says nothing about ``dh/dt``: that is refused.
-
-    Args:
-        barrier: functions with ``L_g h = 0``. Others stand beside: ``Stack(HighOrder(position, system), speed)``.
-        system: a system with drift.
-        class_k: the α; `linear(1.0)` if None.
-
-    >>> from caffnet.control import DoubleIntegrator, InsideBox
-    >>> wall = HighOrder(InsideBox([-torch.inf, -torch.inf], [1.0, torch.inf]), DoubleIntegrator(1))
-    >>> wall(torch.tensor([0.0, 2.0]))     # 1 m to the wall at 2 m/s
-    tensor([-1.])
-    """
-
-    def __init__(self, barrier: Barrier, system: ControlAffine, class_k: ClassK | None = None):
-        _check_system(system, "HighOrder(barrier, system)")
-        if system.drift is None:
-            raise ConstraintError(f"{type(system).__name__} has no drift, so no order can be raised along it.")
-        self.barrier, self.system = _as_barrier(barrier), system
-        self.class_k = _as_class_k(class_k)
-        self.names = barrier.names
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """``L_f h + α(h)``, ``(..., k)``."""
-        value, gradient = self.barrier.evaluate(x)
-        self._check_reach(gradient, x)
-        drifting = self.system.along_drift(gradient, x)
-        assert drifting is not None
-        return drifting + self.class_k(value)
-
-    def evaluate(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Value and gradient; looks at the numbers before it differentiates, where they cannot be seen."""
-        with torch.no_grad():
-            self._check_reach(self.barrier.evaluate(x)[1], x)
-        return super().evaluate(x)
-
-    def _check_reach(self, gradient: Tensor, x: Tensor) -> None:
-        if is_compiling() or not is_concrete(gradient):
-            return
-        gradient, x = gradient.detach(), x.detach()
-        reach = self.system.along_input(gradient, x).abs().amax(-1)
-        size = gradient.norm(dim=-1) * self.system.actuation(x).to(x).flatten(-2).norm(dim=-1).unsqueeze(-1)
-        reached = (reach > tolerance.reach(x.dtype) * size).reshape(-1, reach.shape[-1]).any(0)
-        if reached.any():
-            names = self.names or [f"function {i}" for i in range(len(reached))]
-            told = ", ".join(name for name, hit in zip(names, reached.tolist(), strict=True) if hit)
-            raise ConstraintError(
-                f"The input reaches {told} directly (L_g h is not 0), so HighOrder would not keep it: leave it as it "
-                "is, beside the others, as in Stack(HighOrder(position, system), speed)."
-            )
+        key = (bound.dtype, bound.device, bound.shape)
+        if not is_compiling() and key in self._limits:
+            return self._limits[key]
+        limits, batch = self.inputs.to(bound.device, bound.dtype), bound.shape[:-1]
+        below = torch.full(bound.shape[-1:], -torch.inf, dtype=bound.dtype, device=bound.device)
+        lower = torch.cat([below, limits.lower])
+        parts = limits.A.expand(*batch, *limits.A.shape), lower, limits.upper.expand(*batch, limits.m)
+        # What a graph is made of must not leave it, nor what inference mode has made.
+        if not is_compiling() and is_concrete(limits.A) and not lower.is_inference():
+            if len(self._limits) > 64:  # batches of ever new sizes
+                self._limits.clear()
+            self._limits[key] = parts
+        return parts
 
 
 class SafetyFilter(nn.Module):
@@ -202,8 +166,10 @@ class SafetyFilter(nn.Module):
 
     Args:
         policy: any function ``x -> u``: a controller, a trained network, a human's joystick. What it returns is used in
-            the number type and on the device of the state.
+            the number type and on the device of the state; of a state in half precision, in float32: half cannot keep a
+            constraint.
         constraint: the safe inputs at each state, a `BarrierConstraint` or any function ``x -> AffineSet``.
+        timed: the policy takes the time too, ``(x, t) -> u``.
         **options: for the layer, as in `caffnet.project`. With ``on_infeasible="nearest"``, where no input is safe,
             the input is the one of least violation within the `inputs` of a `BarrierConstraint`: no actuator does more.
 
@@ -213,60 +179,70 @@ class SafetyFilter(nn.Module):
     tensor([0.4167, 0.2000])
     """
 
-    def __init__(self, policy: Callable[[Tensor], Tensor], constraint: Callable[[Any], AffineSet], **options: Any):
+    def __init__(
+        self,
+        policy: Callable[..., Tensor],
+        constraint: Callable[[Any], AffineSet],
+        *,
+        timed: bool = False,
+        **options: Any,
+    ):
         super().__init__()
-        self.policy = policy
+        self.policy, self.timed = policy, timed
         self.layer = CAffine(constraint, **options)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """The safe input ``(..., n_u)`` at the states x ``(..., n_x)``."""
-        wanted = self._wanted(x)
-        return wanted if self.layer.passes else self._filter(wanted, x).value
+    def forward(self, x: Tensor, t: Tensor | float | None = None) -> Tensor:
+        """The safe input ``(..., n_u)`` at the states x ``(..., n_x)``; t is the time, where the barrier moves."""
+        wanted = self._wanted(x, t)
+        return wanted if self.layer.passes else self._filter(wanted, x, t).value
 
-    def project(self, x: Tensor) -> Projection:
+    def project(self, x: Tensor, t: Tensor | float | None = None) -> Projection:
         """As `forward`, with the evidence: whether the filter had to act, and which rows stopped it."""
-        return self._filter(self._wanted(x), x)
+        return self._filter(self._wanted(x, t), x, t)
 
     def reset(self) -> None:
         """Start a new rollout: forwarded to a policy with memory."""
         if hasattr(self.policy, "reset"):
             self.policy.reset()  # type: ignore[attr-defined]
 
-    def _wanted(self, x: Tensor) -> Tensor:
-        return torch.as_tensor(self.policy(x)).to(x)
+    def _wanted(self, x: Tensor, t: Tensor | float | None) -> Tensor:
+        wanted = torch.as_tensor(self.policy(x, t) if self.timed else self.policy(x))
+        return wanted.to(x.device, torch.float32 if x.dtype in _HALF else x.dtype)
 
-    def _filter(self, wanted: Tensor, x: Tensor) -> Projection:
+    def _filter(self, wanted: Tensor, x: Tensor, t: Tensor | float | None) -> Projection:
         try:
-            answer = self.layer.project(wanted, x=x)
+            answer = self.layer.project(wanted, x=x if t is None else (x, t))
         except InfeasibleError as error:
             raise explain(error) from None
         safe = self.layer.constraint
         if not isinstance(safe, BarrierConstraint) or safe.inputs is None:
             return answer
-        return within_limits(answer, wanted, safe.barrier_rows(x), safe.inputs_like(x), self.layer.options)
+        return within_limits(answer, wanted, safe.inputs.m, self.layer.options)
 
 
-def within_limits(
-    answer: Projection, wanted: Tensor, safe: AffineSet, limits: AffineSet, options: dict[str, Any]
-) -> Projection:
+def within_limits(answer: Projection, wanted: Tensor, limits: int, options: dict[str, Any]) -> Projection:
     """The answer with other inputs where nothing is safe: those of least violation that the limits allow.
 
     Args:
-        answer: of ``safe & limits``.
+        answer: of rows that may give way, and then limits, which may not.
         wanted: the inputs before, ``(..., n_u)``.
-        safe: rows that give way.
-        limits: rows that do not.
+        limits: how many rows the limits are.
         options: of the answer.
     """
-    lost = (answer.status == Status.INFEASIBLE).unsqueeze(-1)
-    seen = not is_compiling() and is_concrete(lost)
-    if options.get("on_infeasible") != "nearest" or (seen and not lost.any()):
+    if options.get("on_infeasible") != "nearest":
         return answer
-    limits = limits.to(wanted.device, wanted.dtype)
-    A, lower, upper = (side * tolerance.UNYIELDING for side in (limits.A, limits.lower, limits.upper))
-    firm = AffineSet.from_parts(A, lower, upper, limits.labels, limits.row_kinds)
-    nearest = project(wanted, safe & firm, on_infeasible="nearest")
-    value = project(nearest.value, limits, on_infeasible="nearest", strict=options.get("strict", False)).value
+    lost = (answer.status == _INFEASIBLE).unsqueeze(-1)
+    if not is_compiling() and is_concrete(lost) and not lost.any():
+        return answer
+    rows = answer.set
+    soft = rows.m - limits
+    weight = torch.ones(rows.m, dtype=rows.dtype, device=rows.device)
+    weight[soft:] = tolerance.UNYIELDING
+    parts = rows.A * weight.unsqueeze(-1), rows.lower * weight, rows.upper * weight
+    nearest = project(wanted, AffineSet.from_parts(*parts, rows.labels, rows.row_kinds), on_infeasible="nearest")
+    parts = rows.A[..., soft:, :], rows.lower[..., soft:], rows.upper[..., soft:]
+    firm = AffineSet.from_parts(*parts, None, rows.row_kinds[soft:])
+    value = project(nearest.value, firm, on_infeasible="nearest", strict=options.get("strict", False)).value
     return dataclasses.replace(
         answer,
         value=torch.where(lost, value, answer.value),
@@ -293,24 +269,43 @@ def explain(error: InfeasibleError) -> InfeasibleError:
     )
 
 
-def _check_system(given: ControlAffine, order: str) -> None:
-    if not isinstance(given, ControlAffine):
-        raise ConstraintError(f"system must be a ControlAffine, got {type(given).__name__}: the order is {order}.")
+def check_undisturbed(barrier: Barrier, disturbance: Tensor, samples: Tensor | None) -> None:
+    """Refuse a disturbance that reaches what lies under a `HighOrder`: ψ >= 0 would no longer keep h >= 0."""
+    for below in _raised(barrier):
+        n = len(disturbance) + below.moving
+        felt = ControlAffine(n, n, None, _Felt(disturbance))
+        try:
+            check_not_reached(below, felt, None if samples is None else samples[..., :n])
+        except ConstraintError:
+            raise ConstraintError(
+                f"The disturbance acts directly on a function under HighOrder ({', '.join(below.names or ('h',))}), "
+                "which its rows cannot make up for: give one of the states that the input moves, 0 for others."
+            ) from None
 
 
-def _as_barrier(given: Barrier) -> Barrier:
-    if not isinstance(given, Barrier):
-        raise ConstraintError(f"barrier must be a Barrier, got {given!r}: wrap a function in FunctionBarrier.")
-    return given
+def _raised(barrier: Barrier) -> list[Barrier]:
+    """Every barrier that was raised by an order, inside of this one."""
+    if isinstance(barrier, HighOrder):
+        return [barrier.barrier, *_raised(barrier.barrier)]
+    inside = getattr(barrier, "parts", None) or getattr(barrier, "barrier", None) or ()
+    parts = inside if isinstance(inside, tuple) else (inside,)
+    return [below for part in parts for below in _raised(part)]
 
 
-def _as_class_k(given: ClassK | None) -> ClassK:
-    if given is not None and not callable(given):
-        raise ConstraintError(f"class_k must be a function, such as linear({given!r}), got {given!r}.")
-    return linear() if given is None else given
+class _Felt:
+    """A disturbance as an actuation: one input per state that it moves."""
+
+    def __init__(self, size: Tensor):
+        self.size = size
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return torch.nn.functional.pad(self.size, (0, x.shape[-1] - len(self.size))).diag().to(x)
 
 
-def _check_positive(**values: float) -> None:
-    for name, value in values.items():
-        if not 0 < value < math.inf:
-            raise ConstraintError(f"{name} must be positive and finite for a class-K function, got {value!r}.")
+def _not_negative(name: str, given: ArrayLike, size: int | None = None) -> Tensor:
+    """One number, or one per entry: finite and not negative."""
+    value = constant(name, given)
+    if value.ndim > 1 or (size is not None and value.ndim == 1 and len(value) != size) or not (value >= 0).all():
+        shape = "one per function" if size is None else f"{size} of them"
+        raise ConstraintError(f"{name} must be one number >= 0 or {shape}, got {value.tolist()}.")
+    return value.expand(size) if size is not None else value

@@ -11,8 +11,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from caffnet.control.systems import ControlAffine, check_states
-from caffnet.errors import ConstraintError
+from caffnet._solve.tracing import is_compiling, is_concrete
+from caffnet.control.systems.base import ControlAffine, check_states
+from caffnet.errors import ConstraintError, InfeasibleError
 
 
 def rk4(system: ControlAffine, x: Tensor, u: Tensor, dt: float) -> Tensor:
@@ -68,20 +69,31 @@ class Trajectory:
     Attributes:
         states: ``(..., steps + 1, n_x)``, the start first.
         inputs: ``(..., steps, n_u)``.
+        times: ``(steps + 1,)``.
+        fine: the states after every substep, ``(..., steps * substeps + 1, n_x)``.
+        fine_times: ``(steps * substeps + 1,)``.
     """
 
     states: Tensor
     inputs: Tensor
+    times: Tensor
+    fine: Tensor
+    fine_times: Tensor
 
 
 def rollout(
     system: ControlAffine,
-    policy: Callable[[Tensor], Tensor],
+    policy: Callable[..., Tensor],
     start: Tensor,
     steps: int,
     dt: float,
     integrate: Callable[[ControlAffine, Tensor, Tensor, float], Tensor] = rk4,
     limit: float | None = None,
+    *,
+    substeps: int = 1,
+    disturbance: Callable[[Tensor, Tensor], Tensor] | None = None,
+    start_time: float = 0.0,
+    timed: bool = False,
 ) -> Trajectory:
     """Follow a policy from many states at once; gradients flow through all steps.
 
@@ -94,6 +106,13 @@ def rollout(
         dt: time between inputs.
         integrate: one step of the dynamics.
         limit: on the gradient with respect to each state that is passed on, see `limit_gradient`; None for none.
+        substeps: steps of the integrator between two inputs, all with the same input.
+        disturbance: a velocity ``(x, t) -> (..., n_x)`` that is added to the system's, held for one substep.
+        start_time: the time of the start.
+        timed: the policy takes the time too, ``(x, t) -> u``, as a `SafetyFilter` of a barrier that moves.
+
+    Raises:
+        ConstraintError, InfeasibleError: of the policy, with step, time and state; or the state is no longer finite.
 
     >>> from caffnet.control import Unicycle
     >>> path = rollout(Unicycle(), lambda x: torch.ones(2), torch.zeros(5, 3), steps=10, dt=0.1)
@@ -102,15 +121,69 @@ def rollout(
     """
     check_steps("A rollout", steps, dt)
     check_states("start", start, system.n_x)
+    if not isinstance(substeps, numbers.Integral) or isinstance(substeps, bool) or substeps < 1:
+        raise ConstraintError(f"substeps must be a whole number >= 1, got {substeps!r}.")
     if hasattr(policy, "reset"):
         policy.reset()  # type: ignore[attr-defined]
-    states, inputs = [start], []
-    for _ in range(steps):
-        x = states[-1] if limit is None else limit_gradient(states[-1], limit)
-        u = _for_every_state(policy(x), x, system.n_u)
+    count = steps * substeps
+    fine_times = start_time + (dt / substeps) * torch.arange(count + 1, dtype=start.dtype, device=start.device)
+    moving = system if disturbance is None else _Disturbed(system)
+    fine, inputs = [start], []
+    for step in range(steps):
+        x = fine[-1] if limit is None else limit_gradient(fine[-1], limit)
+        t = fine_times[step * substeps]
+        try:
+            given = policy(x, t) if timed else policy(x)
+        except ConstraintError as error:
+            raise _located(error, step, float(t), x) from error
+        u = _for_every_state(given, x, system.n_u)
         inputs.append(u)
-        states.append(integrate(system, x, u, dt))
-    return Trajectory(torch.stack(states, -2), torch.stack(inputs, -2))
+        for part in range(substeps):
+            if disturbance is not None:
+                assert isinstance(moving, _Disturbed)
+                moving.wind = disturbance(x, fine_times[step * substeps + part]).to(x).expand_as(x)
+            x = integrate(moving, x, u, dt / substeps)
+            fine.append(x)
+        _check_finite(x, fine[-1 - substeps], u, step, float(fine_times[(step + 1) * substeps]))
+    whole = torch.stack(fine, -2)
+    states = whole if substeps == 1 else whole[..., ::substeps, :]
+    return Trajectory(states, torch.stack(inputs, -2), fine_times[::substeps], whole, fine_times)
+
+
+class _Disturbed(ControlAffine):
+    """A system with one more velocity, the same during a substep."""
+
+    def __init__(self, system: ControlAffine):
+        super().__init__(system.n_x, system.n_u, system.drift, system.actuation)
+        self.system, self.wind = system, torch.zeros(())
+
+    def velocity(self, x: Tensor, u: Tensor) -> Tensor:
+        """``dx/dt``, with the disturbance."""
+        return self.system.velocity(x, u) + self.wind
+
+
+def _located(error: ConstraintError, step: int, time: float, x: Tensor) -> ConstraintError:
+    """The policy's error with the place where it happened: the first sample of an infeasible set, else one state."""
+    here, where = x, ""
+    if isinstance(error, InfeasibleError) and error.samples and len(error.samples[0]) == x.ndim - 1:
+        here, where = x[error.samples[0]], f" of sample {error.samples[0]}" if x.ndim > 1 else ""
+    else:
+        here = x.reshape(-1, x.shape[-1])[0]
+    state = [round(v, 6) for v in here.tolist()]
+    told = f"At step {step} (t = {time:g}), state{where} {state}: {error}"
+    if isinstance(error, InfeasibleError):
+        return InfeasibleError(told, error.samples, error.conflicts)
+    return ConstraintError(told)
+
+
+def _check_finite(x: Tensor, before: Tensor, u: Tensor, step: int, time: float) -> None:
+    if is_compiling() or not is_concrete(x) or bool((fine := x.isfinite().all(-1)).all()):
+        return
+    place = tuple((~fine).nonzero()[0].tolist())
+    raise ConstraintError(
+        f"The state is no longer finite after step {step} (t = {time:g}), sample {place}: it was "
+        f"{before[place].tolist()} under the input {u[place].tolist()}. A smaller dt or more substeps may help."
+    )
 
 
 def check_steps(what: str, steps: int, dt: float) -> None:

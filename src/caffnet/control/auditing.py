@@ -1,0 +1,328 @@
+r"""Is there an admissible input in every state? Asked before training, and in the tests of a controller.
+
+A constraint that depends on the state may have no solution in some of them: two barriers that pull apart, or one that
+asks for more than the actuators have. `audit` looks for such states in a box.
+
+**By samples.** At Sobol points, and again around the worst of them, the depth of the set is measured: the radius r of
+the largest ball inside, negative where rows exclude each other (the least by which all must give way). INFEASIBLE is
+said by the kernel, which has a proof for each.
+
+**By proof.** If ``A(x)`` and ``b(x)`` are affine in x, a box of states is settled by linear programs: one input u
+serves the whole box if
+
+    A_i(c) u - b_i(c) + Σ_j r_j |∂A_i/∂x_j u - ∂b_i/∂x_j| <= 0      for every row i,
+
+with c its centre and r its half widths, since an affine function is largest in a corner. Where no single u serves, the
+box is halved; where its centre is infeasible, a state is found. If A does not depend on x, the feasible states are a
+convex set, and the corners of the box decide.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from caffnet import tolerance
+from caffnet._solve.problem import Status
+from caffnet.constraints import EQUAL, AffineSet, ArrayLike
+from caffnet.control.barriers.shapes import constant
+from caffnet.control.interior import depth, inequalities
+from caffnet.errors import ConstraintError, InfeasibleError
+from caffnet.projection import project
+
+#: Rounds of sampling around the worst states, and how many of them.
+ROUNDS, KEPT = 4, 16
+#: Boxes that a proof may look at, and states whose corners are looked at one by one.
+MOST_BOXES, MOST_CORNERS = 4096, 14
+
+
+@dataclasses.dataclass(frozen=True)
+class Audit:
+    """What an audit found.
+
+    Attributes:
+        states: the states looked at, ``(samples, n_x)``.
+        depths: the depth of the set at each, ``(samples,)``; negative where it is empty.
+        infeasible: which of them have no admissible input, ``(samples,)``.
+        first: how many of the states are Sobol points; the others were drawn around the worst.
+        worst: the state of the smallest depth, ``(n_x,)``.
+        conflict: the rows that exclude each other there, with their multipliers; empty if the worst state is feasible.
+        proof: ``"feasible"`` (every state of the box), ``"infeasible"`` (a state is known), or why there is none.
+        names: of the states.
+    """
+
+    states: Tensor
+    depths: Tensor
+    infeasible: Tensor
+    first: int
+    worst: Tensor
+    conflict: tuple[str, ...]
+    proof: str
+    names: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether no state without an admissible input was found."""
+        return self.proof != "infeasible" and not bool(self.infeasible.any())
+
+    @property
+    def share(self) -> float:
+        """The share of the region without an admissible input, estimated by the Sobol points."""
+        return float(self.infeasible[: self.first].double().mean())
+
+    def __str__(self) -> str:
+        place = ", ".join(f"{name} = {value:.4g}" for name, value in zip(self.names, self.worst.tolist(), strict=True))
+        told = [
+            f"{int(self.infeasible.sum())} of {len(self.states)} states have no admissible input "
+            f"({100 * self.share:.3g} % of the region).",
+            f"Smallest depth {float(self.depths.min()):.4g} at {place}.",
+        ]
+        if self.conflict:
+            told.append(f"In conflict there: {', '.join(self.conflict)}.")
+        return "\n".join([*told, f"Proof: {self.proof}."])
+
+    def draw(self, path: Path | str, axes: tuple[int, int] = (0, 1)) -> Path:
+        """Draw the states over two of their entries, coloured by depth; needs matplotlib."""
+        from matplotlib.figure import Figure
+
+        if len(self.names) < 2:
+            axes = (0, 0)
+        figure = Figure((6, 4.5), layout="constrained")
+        plot = figure.add_subplot()
+        order = torch.argsort(self.depths, descending=True)  # the worst on top
+        x, y = self.states[order, axes[0]], self.states[order, axes[1]]
+        if axes[0] == axes[1]:
+            y = self.depths[order]
+        most = float(self.depths.abs().quantile(0.95)) or 1.0
+        lost = self.infeasible[order]
+        dots = plot.scatter(x[~lost], y[~lost], c=self.depths[order][~lost], s=8, cmap="summer_r", vmin=0, vmax=most)
+        plot.scatter(x[lost], y[lost], s=8, color="crimson", label="no admissible input")
+        plot.legend(loc="upper right", fontsize="small")
+        figure.colorbar(dots, label="depth of the set")
+        plot.set_xlabel(self.names[axes[0]])
+        plot.set_ylabel("depth" if axes[0] == axes[1] else self.names[axes[1]])
+        plot.set_title(f"{100 * self.share:.3g} % of the region without an admissible input", fontsize="medium")
+        figure.savefig(path, dpi=110)
+        return Path(path)
+
+
+def audit(
+    constraint: Callable[[Any], AffineSet],
+    lower: ArrayLike,
+    upper: ArrayLike,
+    *,
+    samples: int = 4096,
+    times: tuple[float, float] | None = None,
+    where: Callable[[Tensor], Tensor] | None = None,
+    names: Sequence[str] | None = None,
+    prove: bool = True,
+) -> Audit:
+    """Look for states of a box where the constraint has no solution.
+
+    Args:
+        constraint: states ``(..., n_x)`` to sets, such as a `BarrierConstraint`.
+        lower: the box of states, ``(n_x,)``.
+        upper: its other corner.
+        samples: number of Sobol points.
+        times: an interval of time, for constraints that take ``(x, t)``; t is then the last entry of a state here.
+        where: states ``(..., n_x)`` to bool ``(...)``: only these count, such as ``lambda x: (h(x) >= 0).all(-1)``.
+        names: of the states.
+        prove: try a proof, where the constraint is affine in the state and `where` is None. Needs scipy if A depends
+            on the state.
+
+    >>> from caffnet.control import BarrierConstraint, InsideBox, Integrator
+    >>> slow = AffineSet.box(-1.0, 1.0, dim=1)
+    >>> safe = BarrierConstraint(Integrator(1, 1), InsideBox([-1.0], [1.0], names=["p"]), inputs=slow)
+    >>> print(audit(safe, [-1.0], [1.0], samples=256).proof)
+    feasible
+    >>> print(audit(safe, [-3.0], [3.0], samples=256))   # beyond 2 it cannot come back fast enough
+    341 of 513 states have no admissible input (32.8 % of the region).
+    Smallest depth -0.5 at x0 = 3.
+    In conflict there: p <= 1, row 2.
+    Proof: infeasible.
+    """
+    low, high = _box(lower, upper, times)
+    called = _names(names, len(low), times)
+    at = _timed(constraint) if times is not None else constraint
+    states, depths, lost, first = _sample(at, low, high, samples, where)
+    proof, found = "not tried", None
+    if prove and where is None:
+        proof, found = _prove(at, low, high)
+    if found is not None:  # the proof's own state counts too
+        d, empty = _measure(at, found.unsqueeze(0))
+        states, depths, lost = torch.cat([states, found.unsqueeze(0)]), torch.cat([depths, d]), torch.cat([lost, empty])
+    worst = states[depths.argmin()]
+    return Audit(states, depths, lost, first, worst, _conflict(at, worst), proof, called)
+
+
+def _box(lower: ArrayLike, upper: ArrayLike, times: tuple[float, float] | None) -> tuple[Tensor, Tensor]:
+    low, high = constant("lower", lower), constant("upper", upper)
+    if low.ndim != 1 or low.shape != high.shape or not (low <= high).all():
+        raise ConstraintError(
+            f"lower and upper must be the corners of a box, (n_x,) each and in order, got {low.tolist()} and "
+            f"{high.tolist()}."
+        )
+    if times is None:
+        return low, high
+    return torch.cat([low, low.new_tensor(times[:1])]), torch.cat([high, high.new_tensor(times[1:])])
+
+
+def _names(names: Sequence[str] | None, count: int, times: tuple[float, float] | None) -> tuple[str, ...]:
+    states = count - (times is not None)
+    if names is not None and len(names) != states:
+        raise ConstraintError(f"names must be a list of {states} labels, one per state, got {list(names)!r}.")
+    called = tuple(names or (f"x{i}" for i in range(states)))
+    return called if times is None else (*called, "t")
+
+
+def _timed(constraint: Callable[[Any], AffineSet]) -> Callable[[Tensor], AffineSet]:
+    return lambda z: constraint((z[..., :-1], z[..., -1]))
+
+
+# ------------------------------------------------------------------------------------------------- samples
+
+
+def _sample(
+    at: Callable[[Tensor], AffineSet],
+    low: Tensor,
+    high: Tensor,
+    samples: int,
+    where: Callable[[Tensor], Tensor] | None,
+) -> tuple[Tensor, Tensor, Tensor, int]:
+    """States, their depths, whether they are infeasible, and how many of them are Sobol points."""
+    unit = torch.quasirandom.SobolEngine(len(low), scramble=True, seed=0)
+    x = low + (high - low) * unit.draw(samples, dtype=torch.float64)
+    x = x if where is None else x[where(x)]
+    if not len(x):
+        raise ConstraintError("No sample of the box is where the states count: make it smaller, or take more samples.")
+    states, (depths, lost) = [x], (list(part) for part in zip(_measure(at, x), strict=True))
+    width = (high - low) / 8
+    for _ in range(ROUNDS):
+        every, deep = torch.cat(states), torch.cat(depths)
+        worst = every[deep.argsort()[:KEPT]]
+        near = worst.repeat(max(samples // (ROUNDS * KEPT), 1), 1)
+        near = near + width * (2 * unit.draw(len(near), dtype=torch.float64) - 1)
+        near = torch.minimum(torch.maximum(near, low), high)
+        near = near if where is None else near[where(near)]
+        width = width / 4
+        if len(near):
+            d, empty = _measure(at, near)
+            states.append(near)
+            depths.append(d)
+            lost.append(empty)
+    return torch.cat(states), torch.cat(depths), torch.cat(lost), len(x)
+
+
+@torch.no_grad()
+def _measure(at: Callable[[Tensor], AffineSet], x: Tensor) -> tuple[Tensor, Tensor]:
+    """The depth of the sets at states ``(s, n_x)``, and which are empty, ``(s,)`` each."""
+    sets = at(x).to(torch.float64)
+    origin = torch.zeros(len(x), sets.n, dtype=torch.float64)
+    status = project(origin, sets, on_infeasible="nearest").status.expand(len(x))
+    return depth(sets).expand(len(x)).contiguous(), status == int(Status.INFEASIBLE)
+
+
+def _conflict(at: Callable[[Tensor], AffineSet], x: Tensor) -> tuple[str, ...]:
+    set = at(x).to(torch.float64)
+    try:
+        project(torch.zeros(set.n, dtype=torch.float64), set)
+    except InfeasibleError as error:
+        return error.conflicts[0].names if error.conflicts else ()
+    return ()
+
+
+# ------------------------------------------------------------------------------------------------- proof
+
+
+def _prove(at: Callable[[Tensor], AffineSet], low: Tensor, high: Tensor) -> tuple[str, Tensor | None]:
+    """The verdict over the box, and a state without an admissible input if there is one."""
+    linear = _affine(at, low, high)
+    if linear is None:
+        return "none, the rows are not affine in the state", None
+    A, b, slopes_A, slopes_b = linear
+    if EQUAL in at((low + high) / 2).row_kinds:
+        return "none, the set has equalities", None
+    if not slopes_A.any():
+        if len(low) > MOST_CORNERS:
+            return f"none, a box in {len(low)} dimensions has too many corners", None
+        corners = torch.stack([torch.stack(c) for c in itertools.product(*zip(low, high, strict=True))])
+        _, lost = _measure(at, corners)
+        return ("infeasible", corners[lost][0]) if lost.any() else ("feasible", None)
+    try:
+        from scipy.optimize import linprog
+    except ImportError:
+        return 'none, scipy is not installed (pip install "caffnet[methods]")', None
+    todo, seen = [(torch.zeros_like(low), torch.ones_like(low))], 0  # in units of half the box, from its centre
+    while todo:
+        centre, radius = todo.pop()
+        seen += 1
+        if seen > MOST_BOXES:
+            return f"none within {MOST_BOXES} boxes", None
+        state = (low + high) / 2 + centre * (high - low) / 2
+        if _measure(at, state.unsqueeze(0))[1].any():
+            return "infeasible", state
+        here = A + (slopes_A * centre[:, None, None]).sum(0), b + (slopes_b * centre[:, None]).sum(0)
+        if not _one_input_serves(linprog, *here, slopes_A * radius[:, None, None], slopes_b * radius[:, None]):
+            axis = int((radius * ((slopes_A != 0).any(-1).any(-1) | (slopes_b != 0).any(-1))).argmax())
+            half = radius.clone()
+            half[axis] = radius[axis] / 2
+            for side in (-1, 1):
+                moved = centre.clone()
+                moved[axis] += side * half[axis]
+                todo.append((moved, half))
+    return "feasible", None
+
+
+def _affine(at: Callable[[Tensor], AffineSet], low: Tensor, high: Tensor) -> tuple[Tensor, ...] | None:
+    """``A`` and ``b`` at the centre, and their change over half the box along every state; None if they are not affine.
+
+    Inequalities as ``A u <= b``. Checked at random states: an affine function is what its values on a cross say.
+    """
+    middle, half = (low + high) / 2, (high - low) / 2
+    n = len(low)
+    cross = torch.cat([middle.unsqueeze(0), middle + torch.diag(half)])
+    A, b = _rows(at, cross)
+    slopes_A, slopes_b = A[1:] - A[0], b[1:] - b[0]
+    random = 2 * torch.rand(4 * n + 8, n, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) - 1
+    found_A, found_b = _rows(at, middle + random * half)
+    told_A, told_b = A[0] + torch.einsum("sj,jmn->smn", random, slopes_A), b[0] + random @ slopes_b
+    size_A, size_b = found_A.abs().amax(0) + A.abs().amax(0), found_b.abs().amax(0) + b.abs().amax(0)
+    off = tolerance.reach(torch.float64)
+    if ((found_A - told_A).abs() > off * size_A).any() or ((found_b - told_b).abs() > off * size_b).any():
+        return None
+    noise = tolerance.rounding(torch.float64, n)
+    slopes_A = torch.where(slopes_A.abs() <= noise * size_A, 0.0, slopes_A)
+    return A[0], b[0], slopes_A, slopes_b
+
+
+@torch.no_grad()
+def _rows(at: Callable[[Tensor], AffineSet], x: Tensor) -> tuple[Tensor, Tensor]:
+    A, b, _ = inequalities(at(x).to(torch.float64))
+    finite = b.reshape(-1, b.shape[-1]).isfinite().all(0)
+    return A.expand(len(x), *A.shape[-2:])[:, finite], b.expand(len(x), b.shape[-1])[:, finite]
+
+
+def _one_input_serves(linprog: Any, A: Tensor, b: Tensor, spread_A: Tensor, spread_b: Tensor) -> bool:
+    """Whether one u satisfies the rows over a box of states: the linear program of this file's head."""
+    m, n = A.shape
+    pairs = [(j, i) for j in range(len(spread_A)) for i in range(m) if spread_A[j, i].any() or spread_b[j, i] != 0]
+    size = n + 1 + len(pairs)  # u, the excess, |·| of each pair
+    rows, bounds = np.zeros((m + 2 * len(pairs), size)), np.zeros(m + 2 * len(pairs))
+    rows[:m, :n], rows[:m, n], bounds[:m] = A.numpy(), -1.0, b.numpy()
+    for k, (j, i) in enumerate(pairs):
+        rows[i, n + 1 + k] = 1.0
+        for sign, row in ((1, m + 2 * k), (-1, m + 2 * k + 1)):
+            rows[row, :n], rows[row, n + 1 + k] = sign * spread_A[j, i].numpy(), -1.0
+            bounds[row] = sign * float(spread_b[j, i])
+    cost = np.zeros(size)
+    cost[n] = 1.0
+    free = [(None, None)] * n + [(-1.0, None)] + [(0, None)] * len(pairs)
+    answer = linprog(cost, rows, bounds, bounds=free)
+    return bool(answer.status == 0 and answer.x[n] < 0)

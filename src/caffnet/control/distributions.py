@@ -1,0 +1,212 @@
+r"""Distributions over affine sets, for stochastic policies: three ways, three meanings of log-probability.
+
+| class | a sample is | its density |
+|---|---|---|
+| `InteriorNormal` | a Gaussian point, mapped into the interior by a bijection | over the set, exact, in closed form |
+| `TruncatedNormal` | a Gaussian point, drawn again until it is in the set | over the set, exact; 1 or 2 outputs |
+| `ProjectedNormal` | a Gaussian point; the action is its projection | of the *raw* point: the action has none |
+
+A projected Gaussian puts a positive probability on the boundary, so its actions have no density: to score actions by
+the Gaussian's density is wrong, and learns the wrong thing. Scoring the *raw* points is right, since the projection is
+then a part of the environment; but raw points far outside cost nothing, hence `ProjectedNormal.correction`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution, Independent, Normal, TransformedDistribution
+from torch.distributions import constraints as supports
+from torch.distributions.transforms import Transform
+
+from caffnet.constraints import AffineSet
+from caffnet.control.interior import InSet, interior_transform
+from caffnet.control.truncated import Polygon, interval_of, log_mass, truncated_sample
+from caffnet.errors import ConstraintError
+from caffnet.projection import project
+
+
+class _Estimated(Distribution):
+    """What all three share."""
+
+    @property
+    def arg_constraints(self) -> dict[str, supports.Constraint]:
+        """What `loc` and `scale` must be."""
+        return {"loc": supports.real_vector, "scale": supports.independent(supports.positive, 1)}
+
+    def entropy(self, samples: int = 64) -> Tensor:
+        """``-E log p``, ``(...)``: an estimate over samples, with its gradient where samples have one."""
+        draw = self.rsample if self.has_rsample else self.sample
+        return -self.log_prob(draw(torch.Size([samples]))).mean(0)
+
+
+class InteriorNormal(_Estimated, TransformedDistribution):  # pyright: ignore[reportIncompatibleVariableOverride]
+    """A Gaussian mapped into the interior of a set: smooth, reparametrised, with exact log-probabilities.
+
+    Args:
+        set: the set or sets; batch axes as of `loc`, or none.
+        loc: mean of the Gaussian, ``(..., d)``, d = n minus the equalities. It is measured from the centre of the
+            set, in the units of the outputs.
+        scale: standard deviations, ``(..., d)``.
+        transform: of `caffnet.control.interior`; `interior_transform(set)` if None. Pass it to use one more than once.
+
+    >>> wedge = AffineSet.inequality([[1.0, 1.0], [-1.0, 0.0], [0.0, -1.0]], [1.0, 0.0, 0.0])
+    >>> policy = InteriorNormal(wedge, torch.zeros(2), torch.ones(2))
+    >>> actions = policy.sample((1000,))
+    >>> bool(wedge.violation(actions).max() == 0), policy.log_prob(actions).shape
+    (True, torch.Size([1000]))
+    """
+
+    def __init__(self, set: AffineSet, loc: Tensor, scale: Tensor, transform: Transform | None = None):
+        self.set, self.loc, self.scale = (set := set.like(loc, "loc")), loc, scale
+        chosen = interior_transform(set) if transform is None else transform
+        super().__init__(Independent(Normal(loc, scale, validate_args=False), 1), chosen, validate_args=False)
+
+    @property
+    def has_rsample(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Samples are differentiable with respect to loc and scale."""
+        return True
+
+    @property
+    def mode(self) -> Tensor:
+        """The image of the Gaussian's mean, ``(..., n)``: the action to take without noise."""
+        return self.transforms[0](self.loc)  # pyright: ignore[reportReturnType]
+
+    @property
+    def mean(self) -> Tensor:
+        """The same as `mode`: where the mass is centred; the exact mean has no closed form."""
+        return self.mode
+
+    def rsample_with_log_prob(self, shape: Any = ()) -> tuple[Tensor, Tensor]:
+        """Samples ``(..., n)`` and their log-probabilities ``(...)``, without going back through the map.
+
+        Exact also where a sample has come so near to the boundary that rounding hides the way back.
+        """
+        raw = self.base_dist.rsample(torch.Size(shape))
+        ray = self.transforms[0]
+        action: Tensor = ray(raw)  # pyright: ignore[reportAssignmentType]
+        return action, self.base_dist.log_prob(raw) - ray.log_abs_det_jacobian(raw, action)
+
+
+class ProjectedNormal(_Estimated):
+    """A Gaussian whose samples are raw: the action is the projection of a sample, the score that of the sample.
+
+    Args:
+        set: the set or sets.
+        loc: mean, ``(..., n)``.
+        scale: standard deviations, ``(..., n)``.
+        **options: of `caffnet.project`.
+
+    Store the raw point beside the action, and score the raw one. `correction` is a penalty to add to the loss: it keeps
+    raw points near the set, where they tell the policy something.
+
+    >>> policy = ProjectedNormal(AffineSet.box(-1.0, 1.0, dim=2), torch.tensor([3.0, 0.0]), torch.ones(2))
+    >>> policy.mode, policy.correction(policy.loc)
+    (tensor([1., 0.]), tensor(2.))
+    """
+
+    has_rsample = True
+
+    def __init__(self, set: AffineSet, loc: Tensor, scale: Tensor, **options: Any):
+        self.set, self.loc, self.scale, self.options = set.like(loc, "loc"), loc, scale, options
+        self.base = Independent(Normal(loc, scale, validate_args=False), 1)
+        super().__init__(self.base.batch_shape, self.base.event_shape, validate_args=False)
+
+    @property
+    def support(self) -> supports.Constraint:
+        """Raw points lie anywhere."""
+        return supports.real_vector
+
+    def rsample(self, sample_shape: Any = ()) -> Tensor:
+        """Raw points, ``(..., n)``."""
+        return self.base.rsample(torch.Size(sample_shape))
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Of raw points, ``(...)``."""
+        return self.base.log_prob(value)
+
+    def entropy(self, samples: int = 64) -> Tensor:
+        """Of raw points: exact."""
+        return self.base.entropy()
+
+    def action(self, raw: Tensor) -> Tensor:
+        """The projection of raw points, ``(..., n)``; differentiable."""
+        return project(raw, self.set, **self.options).value
+
+    def correction(self, raw: Tensor) -> Tensor:
+        """Half of the squared distance to the set, ``(...)``."""
+        return 0.5 * (raw - self.action(raw)).square().sum(-1)
+
+    @property
+    def mode(self) -> Tensor:
+        """The projection of the mean: the action to take without noise."""
+        return self.action(self.loc)
+
+
+class TruncatedNormal(_Estimated):
+    """A Gaussian restricted to a set of one or two outputs, and scaled to one.
+
+    Args:
+        set: the set or sets, inequalities only.
+        loc: mean, ``(..., n)``, n at most 2.
+        scale: standard deviations, ``(..., n)``.
+
+    The mass of the Gaussian inside the set is known in closed form for one output; for two it is an integral of one
+    variable of such, by Gauss-Legendre between the corners. Both are differentiable with respect to loc and scale.
+
+    >>> half = AffineSet.inequality([[-1.0]], [0.0])
+    >>> TruncatedNormal(half, torch.zeros(1), torch.ones(1)).log_prob(torch.tensor([0.0])).exp()   # 2 / sqrt(2 π)
+    tensor(0.7979)
+    """
+
+    has_rsample = False
+
+    def __init__(self, set: AffineSet, loc: Tensor, scale: Tensor):
+        if set.n > 2:
+            raise ConstraintError(
+                f"TruncatedNormal knows the mass inside a set for 1 or 2 outputs, got {set.n}: use InteriorNormal."
+            )
+        if "=" in set.row_kinds:
+            raise ConstraintError("TruncatedNormal needs a set with an interior, got equalities: use InteriorNormal.")
+        self.set, self.loc, self.scale = (set := set.like(loc, "loc")), loc, scale
+        self.base = Independent(Normal(loc, scale, validate_args=False), 1)
+        super().__init__(self.base.batch_shape, self.base.event_shape, validate_args=False)
+        self._polygon = Polygon(set, loc, scale) if set.n == 2 else None
+
+    @property
+    def support(self) -> InSet:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """The set."""
+        return InSet(self.set)
+
+    @property
+    def log_inside(self) -> Tensor:
+        """The logarithm of the Gaussian's mass inside the set, ``(...)``."""
+        if self._polygon is not None:
+            return self._polygon.log_mass()
+        low, high = interval_of(self.set)
+        return log_mass((low - self.loc[..., 0]) / self.scale[..., 0], (high - self.loc[..., 0]) / self.scale[..., 0])
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """``(...)``; minus infinity outside of the set."""
+        inside = self.set.contains(value)
+        return torch.where(inside, self.base.log_prob(value) - self.log_inside, -math.inf)
+
+    @torch.no_grad()
+    def sample(self, sample_shape: Any = ()) -> Tensor:
+        """Points of the set, ``(..., n)``."""
+        shape = torch.Size([*sample_shape, *self.loc.shape[:-1]])
+        uniform = torch.rand(*shape, self.set.n, dtype=self.loc.dtype, device=self.loc.device)
+        if self._polygon is not None:
+            return self._polygon.sample(uniform)
+        low, high = interval_of(self.set)
+        return truncated_sample(uniform, self.loc, self.scale, low.unsqueeze(-1), high.unsqueeze(-1))
+
+    @property
+    def mode(self) -> Tensor:
+        """The point of largest density: the projection of the mean in units of the standard deviations."""
+        set, scale = self.set, self.scale.detach()
+        unit = AffineSet.from_parts(set.A * scale.unsqueeze(-2), set.lower, set.upper, set.labels, set.row_kinds)
+        return scale * project((self.loc / self.scale).detach(), unit).value

@@ -1,0 +1,139 @@
+r"""What a held input costs: the reserve that makes a sampled controller safe.
+
+A controller looks at the state every `dt` and holds its input until the next look. With
+``φ(x, u) = dh/dt + α(h)`` the barrier's condition is ``φ >= 0``; it is imposed at the looks, and must hold between
+them. While u is held, φ changes at the rate
+
+    φ̇(x, u) = ∂φ/∂x (f(x) + g(x) u),
+
+so that ``φ(x(t_k), u) >= dt · sup (-φ̇)`` keeps ``φ >= 0`` until the next look, and so ``h >= 0``. That supremum over
+the states and inputs in question, times `dt`, is the `reserve` of `BarrierConstraint`, one number per function. It is
+bounded by ``L M`` if φ has the Lipschitz constant L in x and the state is never faster than M.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from caffnet.constraints import AffineSet, ArrayLike
+from caffnet.control.barriers.base import with_time
+from caffnet.control.barriers.shapes import constant
+from caffnet.control.safety import BarrierConstraint
+from caffnet.errors import ConstraintError
+from caffnet.projection import project
+
+#: Points so many sizes away from a set project on its corners.
+OUTSIDE = 2.0**10
+
+
+def hold_reserve(
+    constraint: BarrierConstraint,
+    dt: float,
+    *,
+    lipschitz: ArrayLike | None = None,
+    speed: float | None = None,
+    lower: ArrayLike | None = None,
+    upper: ArrayLike | None = None,
+    times: tuple[float, float] = (0.0, 0.0),
+    samples: int = 4096,
+    factor: float = 1.2,
+) -> Tensor:
+    """The reserve, ``(k,)``, that makes inputs held for `dt` safe: pass it as ``BarrierConstraint(..., reserve=...)``.
+
+    Either from bounds that you know, a guarantee:
+
+    Args:
+        constraint: without a reserve; its `inputs` bound what may be held.
+        dt: how long an input is held.
+        lipschitz: of ``φ(·, u)`` for every admissible u, one number or one per function.
+        speed: a bound on ``|f + g u|`` (and, of a moving barrier, on the speed of the state with its time).
+
+    Or from samples, an estimate:
+
+        lower: the box of states, ``(n_x,)``.
+        upper: its other corner.
+        times: the interval of time, of a moving barrier.
+        samples: how many states (Sobol points) are looked at, each with a random admissible input and an extreme one.
+        factor: on the largest rate that was seen, for those that were not.
+
+    >>> from caffnet.control import InsideBox, Integrator
+    >>> box = AffineSet.box(-1.0, 1.0, dim=1)
+    >>> safe = BarrierConstraint(Integrator(1, 1), InsideBox([-1.0], [1.0]), inputs=box)
+    >>> hold_reserve(safe, 0.1, lipschitz=1.0, speed=1.0)   # φ = ±u + 1 ∓ x changes by at most |u|
+    tensor([0.1000, 0.1000], dtype=torch.float64)
+    >>> hold_reserve(safe, 0.1, lower=[-1.0], upper=[1.0], factor=1.0)
+    tensor([0.1000, 0.1000], dtype=torch.float64)
+    """
+    if not 0 < dt < math.inf:
+        raise ConstraintError(f"dt must be positive and finite, got {dt!r}.")
+    if constraint.reserve is not None:
+        raise ConstraintError("The constraint has a reserve already: find it from the constraint without.")
+    known = lipschitz is not None and speed is not None
+    if known == (lower is not None and upper is not None):
+        raise ConstraintError("Give bounds (lipschitz and speed) or a box to sample (lower and upper), one of the two.")
+    if lipschitz is not None and speed is not None:
+        count = len(_rates(constraint, *_nowhere(constraint))[0])
+        return (dt * speed * constant("lipschitz", lipschitz)).expand(count).clone()
+    assert lower is not None
+    assert upper is not None
+    low, high = constant("lower", lower), constant("upper", upper)
+    if low.shape != (constraint.system.n_x,) or low.shape != high.shape or not (low <= high).all():
+        raise ConstraintError(
+            f"lower and upper must be corners of a box of states, ({constraint.system.n_x},) each and in order, "
+            f"got {low.tolist()} and {high.tolist()}."
+        )
+    states = _spread_out(low, high, times, samples)
+    fastest = torch.zeros(())
+    for u in _held_inputs(constraint, samples, low.dtype):
+        fastest = torch.maximum(fastest, (-_rates(constraint, states, u)).amax(0))
+    return factor * dt * fastest.clamp_min(0)
+
+
+@torch.enable_grad()
+def _rates(constraint: BarrierConstraint, z: Tensor, u: Tensor) -> Tensor:
+    """``φ̇``, ``(samples, k)``, at states with time ``(samples, n_x + 1)`` under inputs ``(samples, n_u)``."""
+    n = constraint.system.n_x
+
+    def phi(z: Tensor) -> Tensor:
+        rows = constraint(z[..., :n], z[..., n])
+        k = rows.m - (0 if constraint.inputs is None else constraint.inputs.m)
+        return rows.upper[..., :k] - (rows.A[..., :k, :] @ u.unsqueeze(-1)).squeeze(-1)
+
+    velocity = with_time(constraint.system.velocity(z[..., :n], u), 1.0)
+    z = z.detach().requires_grad_()
+    value = phi(z)
+    # One backward pass per function: a sample has a gradient of its own.
+    slopes = [torch.autograd.grad(value[:, i].sum(), z, retain_graph=True)[0] for i in range(value.shape[-1])]
+    return torch.stack([(slope * velocity).sum(-1) for slope in slopes], -1)
+
+
+def _nowhere(constraint: BarrierConstraint) -> tuple[Tensor, Tensor]:
+    one = torch.ones(1, constraint.system.n_x + 1, dtype=torch.float64)
+    return one, torch.zeros(1, constraint.system.n_u, dtype=torch.float64)
+
+
+def _spread_out(low: Tensor, high: Tensor, times: tuple[float, float], samples: int) -> Tensor:
+    """Sobol points of a box with time, ``(samples, n_x + 1)``."""
+    corner = torch.cat([low, low.new_tensor(times[:1])])
+    size = torch.cat([high, high.new_tensor(times[1:])]) - corner
+    unit = torch.quasirandom.SobolEngine(len(corner), scramble=True, seed=0).draw(samples, dtype=low.dtype)
+    return corner + size * unit
+
+
+def _held_inputs(constraint: BarrierConstraint, samples: int, dtype: torch.dtype) -> list[Tensor]:
+    """Admissible inputs, ``(samples, n_u)``: spread out, and at the corners, where a rate is mostly largest."""
+    n_u = constraint.system.n_u
+    if constraint.inputs is None:
+        raise ConstraintError("Without limits on the input no rate is bounded: give BarrierConstraint its inputs.")
+    limits: AffineSet = constraint.inputs.to(dtype)
+    bounds = torch.cat([side[side.isfinite()].abs() for side in (limits.lower, limits.upper)])
+    size = (1 + bounds.max()) / limits.A.norm(dim=-1).min()  # of the set, roughly
+    out = torch.randn(samples, n_u, dtype=dtype, generator=torch.Generator().manual_seed(0))
+    corners = project(OUTSIDE * size * out, limits).value
+    if corners.abs().max() > OUTSIDE / 4 * size:  # they lie as far out as what was projected
+        raise ConstraintError("The inputs are not bounded, so no rate is: give limits on every input.")
+    share = torch.rand(samples, 1, dtype=dtype, generator=torch.Generator().manual_seed(1))
+    return [corners, share * corners + (1 - share) * corners.flip(0)]

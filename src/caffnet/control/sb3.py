@@ -1,0 +1,219 @@
+"""Policies of Stable-Baselines3 whose actions satisfy constraints that depend on the observation.
+
+    model = SAC(SafeSACPolicy, env, policy_kwargs={"constraint": rows})       # rows: observations -> AffineSet
+
+`rows` gets a float32 tensor of observations ``(batch, ...)`` and returns sets over the actions of the environment; the
+limits of the action space are added. The maps work in float32, so the environment may see a row broken by rounding, and
+what does not come from the policy is not constrained at all: random warm-up (``learning_starts``) and action noise. A
+`SafeActions` around the environment takes care of both; then replay buffers store what the agent asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from caffnet.constraints import AffineSet
+from caffnet.control.distributions import InteriorNormal
+from caffnet.control.interior import BoxTransform, RayTransform, interior_transform
+from caffnet.errors import ConstraintError
+from caffnet.projection import project
+
+try:
+    from stable_baselines3.common.policies import ActorCriticPolicy
+    from stable_baselines3.sac.policies import Actor as SACActor
+    from stable_baselines3.sac.policies import SACPolicy
+    from stable_baselines3.td3.policies import Actor as TD3Actor
+    from stable_baselines3.td3.policies import TD3Policy
+except ImportError as missing:
+    raise ImportError('caffnet.control.sb3 needs Stable-Baselines3: pip install "caffnet[rl]".') from missing
+
+Rows = Callable[[Any], AffineSet] | AffineSet
+Centre = Callable[[Any], Tensor] | Tensor | Sequence[float] | None
+HEADS = ("interior", "project")
+
+
+class ActionSets:
+    """Observations to sets of actions, within the limits of the action space.
+
+    Args:
+        constraint: observations ``(batch, ...)`` to sets over the actions of the environment, or one set.
+        space: the action space, a box.
+        scaled: over actions that are scaled to [-1, 1], as actors of SAC and TD3 give them.
+        centre: actions inside of the sets, a function of the observations or one for all; `interior_point` finds them
+            if None, at the cost of one more projection.
+    """
+
+    def __init__(self, constraint: Rows, space: Any, scaled: bool, centre: Centre = None):
+        if not hasattr(space, "low") or not np.isfinite(space.low).all() or not np.isfinite(space.high).all():
+            raise ConstraintError(f"The action space must be a box with finite limits, got {space}.")
+        self.constraint, self.scaled, self.centre = constraint, scaled, centre
+        low, high = (torch.as_tensor(side, dtype=torch.float64) for side in (space.low, space.high))
+        self.middle, self.half = (high + low) / 2, (high - low) / 2
+        if not scaled:
+            self.limits = AffineSet.box(low, high)
+        else:
+            self.limits = AffineSet.box(-torch.ones_like(low), torch.ones_like(low))
+
+    @torch.no_grad()
+    def __call__(self, observations: Any) -> AffineSet:
+        """The sets at the observations, float32."""
+        rows = self.constraint if isinstance(self.constraint, AffineSet) else self.constraint(observations)
+        rows = rows.to(torch.float64)
+        if self.scaled:  # of a = middle + half s
+            shift = rows.A @ self.middle
+            parts = rows.A * self.half, rows.lower - shift, rows.upper - shift
+            rows = AffineSet.from_parts(*parts, rows.labels, rows.row_kinds)
+        return (rows & self.limits).to(torch.float32)
+
+    def transform(self, observations: Any) -> RayTransform | BoxTransform:
+        """The map into the interior of the sets at the observations."""
+        sets = self(observations)
+        if self.centre is None:
+            return interior_transform(sets)
+        given = self.centre(observations) if callable(self.centre) else torch.as_tensor(self.centre)
+        inside = given.detach().double()
+        inside = (inside - self.middle) / self.half if self.scaled else inside
+        return RayTransform(sets, inside.to(torch.float32))
+
+
+class _TD3Actor(TD3Actor):
+    """Deterministic actions, put into the set by the interior map or by projection (with the tangent gradient)."""
+
+    def __init__(self, *args: Any, constraint: Rows, centre: Centre, head: str, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.sets, self.head = ActionSets(constraint, self.action_space, True, centre), head
+        if head == "interior":
+            self.mu = torch.nn.Sequential(*list(self.mu.children())[:-1])  # the map takes any number: no tanh
+
+    def forward(self, obs: Any) -> Tensor:
+        raw = super().forward(obs)
+        if self.head == "project":
+            return project(raw, self.sets(obs), gradient="tangent", on_infeasible="nearest").value
+        action = self.sets.transform(obs)(raw)
+        assert isinstance(action, Tensor)
+        return action
+
+
+class SafeTD3Policy(TD3Policy):
+    """For TD3 and DDPG.
+
+    Args:
+        *args: of `TD3Policy`, as `kwargs`.
+        constraint: observations to sets of actions.
+        centre: see `ActionSets`.
+        head: ``"interior"``, the bijection into the inside, or ``"project"``.
+        **kwargs: of `TD3Policy`.
+    """
+
+    def __init__(self, *args: Any, constraint: Rows, centre: Centre = None, head: str = "interior", **kwargs: Any):
+        if head not in HEADS:
+            raise ConstraintError(f"head must be one of {', '.join(HEADS)}, got {head!r}.")
+        self.constraint, self.centre, self.head = constraint, centre, head
+        super().__init__(*args, **kwargs)
+
+    def make_actor(self, features_extractor: Any = None) -> TD3Actor:
+        """The actor with its constraint."""
+        kwargs = self._update_features_extractor(self.actor_kwargs, features_extractor)
+        return _TD3Actor(**kwargs, constraint=self.constraint, centre=self.centre, head=self.head).to(self.device)
+
+    def _get_constructor_parameters(self) -> dict[str, Any]:
+        own = {"constraint": self.constraint, "centre": self.centre, "head": self.head}
+        return {**super()._get_constructor_parameters(), **own}
+
+
+class _SACActor(SACActor):
+    """Gaussian, mapped into the interior: the log-probabilities are those of the actions, exactly."""
+
+    def __init__(self, *args: Any, constraint: Rows, centre: Centre, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        if self.use_sde:
+            raise ConstraintError("The policy has noise of its own: use it with use_sde=False.")
+        self.sets = ActionSets(constraint, self.action_space, True, centre)
+
+    def _distribution(self, obs: Any) -> InteriorNormal:
+        mean, log_std, _ = self.get_action_dist_params(obs)
+        ray = self.sets.transform(obs)
+        return InteriorNormal(ray.set, mean, log_std.exp(), ray)
+
+    def forward(self, obs: Any, deterministic: bool = False) -> Tensor:
+        policy = self._distribution(obs)
+        return policy.mode if deterministic else policy.rsample_with_log_prob()[0]
+
+    def action_log_prob(self, obs: Any) -> tuple[Tensor, Tensor]:
+        return self._distribution(obs).rsample_with_log_prob()
+
+
+class SafeSACPolicy(SACPolicy):
+    """For SAC.
+
+    Args:
+        *args: of `SACPolicy`, as `kwargs`.
+        constraint: observations to sets of actions.
+        centre: see `ActionSets`.
+        **kwargs: of `SACPolicy`.
+    """
+
+    def __init__(self, *args: Any, constraint: Rows, centre: Centre = None, **kwargs: Any):
+        self.constraint, self.centre = constraint, centre
+        super().__init__(*args, **kwargs)
+
+    def make_actor(self, features_extractor: Any = None) -> SACActor:
+        """The actor with its constraint."""
+        kwargs = self._update_features_extractor(self.actor_kwargs, features_extractor)
+        return _SACActor(**kwargs, constraint=self.constraint, centre=self.centre).to(self.device)
+
+    def _get_constructor_parameters(self) -> dict[str, Any]:
+        own = {"constraint": self.constraint, "centre": self.centre}
+        return {**super()._get_constructor_parameters(), **own}
+
+
+class SafePPOPolicy(ActorCriticPolicy):
+    """For PPO and A2C. The action that is stored is the one that is taken, and its log-probability is exact.
+
+    Args:
+        *args: of `ActorCriticPolicy`, as `kwargs`.
+        constraint: observations to sets of actions.
+        centre: see `ActionSets`.
+        **kwargs: of `ActorCriticPolicy`.
+    """
+
+    def __init__(self, *args: Any, constraint: Rows, centre: Centre = None, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        if self.use_sde:
+            raise ConstraintError("The policy has noise of its own: use it with use_sde=False.")
+        self.constraint, self.centre = constraint, centre
+        self.sets = ActionSets(constraint, self.action_space, False, centre)
+
+    def get_distribution(self, obs: Any) -> InteriorNormal:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """The distribution of actions at the observations."""
+        features = self.extract_features(obs)
+        latent = self.mlp_extractor.forward_actor(features[0] if isinstance(features, tuple) else features)
+        mean = self.action_net(latent)
+        ray = self.sets.transform(obs)
+        return InteriorNormal(ray.set, mean, self.log_std.exp().expand_as(mean), ray)
+
+    def forward(self, obs: Any, deterministic: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+        """Actions, values and log-probabilities."""
+        policy = self.get_distribution(obs)
+        actions: Tensor = policy.mode if deterministic else policy.sample()  # pyright: ignore[reportAssignmentType]
+        # Scored as `evaluate_actions` will: from the action as it is stored, not from the point before the map. So the
+        # ratio of an unchanged policy is one, also where rounding hides the way back.
+        return actions, self.predict_values(obs), policy.log_prob(actions.clone())
+
+    def evaluate_actions(self, obs: Any, actions: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Values, log-probabilities and an estimate of the entropy."""
+        policy = self.get_distribution(obs)
+        return self.predict_values(obs), policy.log_prob(actions), policy.entropy(samples=4)
+
+    def _predict(self, observation: Any, deterministic: bool = False) -> Tensor:
+        policy = self.get_distribution(observation)
+        return policy.mode if deterministic else policy.rsample_with_log_prob()[0]
+
+    def _get_constructor_parameters(self) -> dict[str, Any]:
+        own = {"constraint": self.constraint, "centre": self.centre}
+        return {**super()._get_constructor_parameters(), **own}
