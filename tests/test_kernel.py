@@ -788,7 +788,7 @@ def test_the_structs_of_python_and_c_are_the_same(tmp_path: Path):
         assert sizes[name] == form.size == 8 * len(letters)
         written = re.sub(r"(\d+)(\w)", lambda group: int(group[1]) * group[2], form.format)
         assert written == letters, name
-    assert sizes["CaffnetTolerances"] == 8 * len(native._tolerances(DOUBLE, 3))
+    assert sizes["CaffnetTolerances"] == 8 * len(native.tolerances(DOUBLE, 3))
 
 
 def declare(library: ctypes.CDLL) -> ctypes.CDLL:

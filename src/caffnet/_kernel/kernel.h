@@ -68,6 +68,9 @@ typedef struct {
     double gap, radius;
 } CaffnetProof;
 
+/* The most rounds of one dual active-set search, each of which adds a row and drops at most n: a bound on its time. */
+#define CAFFNET_ROUNDS(n, m) (10 * ((m) + (n)) + 100)
+
 /* Bytes of workspace for one call at a time. */
 int64_t caffnet_workspace(int64_t n, int64_t m, int64_t search);
 

@@ -71,7 +71,7 @@ _own = threading.local()
 
 def _memory(n: int, m: int, search: int) -> int:
     """The address of workspace that belongs to this thread."""
-    size = _workspace_size(n, m, search)
+    size = workspace_size(n, m, search)
     held = getattr(_own, "memory", None)
     if held is None or held.numel() < size:
         held = _own.memory = torch.empty(size, dtype=torch.uint8)
@@ -79,12 +79,13 @@ def _memory(n: int, m: int, search: int) -> int:
 
 
 @functools.lru_cache(maxsize=1024)
-def _workspace_size(n: int, m: int, search: int) -> int:
+def workspace_size(n: int, m: int, search: int) -> int:
+    """Bytes of workspace for one call at a time; `search` is a number of `SEARCHES`."""
     return _library().caffnet_workspace(n, m, search)
 
 
 @functools.lru_cache(maxsize=1024)
-def _tolerances(dtype: torch.dtype, n: int) -> tuple[float, ...]:
+def tolerances(dtype: torch.dtype, n: int) -> tuple[float, ...]:
     """The fields of CaffnetTolerances."""
     return (
         tolerance.feasibility(dtype, n),
@@ -166,7 +167,7 @@ class _Batch:
             0 if choice is None else choice.data_ptr(),
             0 if cancel is None else ctypes.addressof(cancel),
             options.norm,
-            *_tolerances(f.dtype, self.n),
+            *tolerances(f.dtype, self.n),
         )
 
     def memory(self) -> int:
