@@ -74,9 +74,9 @@ def imports(path: Path) -> set[str]:
 
 
 def test_every_module_of_the_core_has_its_place():
-    """What is not in the order belongs to the methods or to control, or knows nothing of constraints."""
+    """What is not in the order belongs to the methods, to control or to deploy, or knows nothing of constraints."""
     others = {name_of(path) for path in FILES} - CORE
-    assert {name.split(".")[0] for name in others} == {"methods", "control"}
+    assert {name.split(".")[0] for name in others} == {"methods", "control", "deploy"}
     assert {name_of(path) for path in CORE_FILES} == CORE
 
 
@@ -133,7 +133,11 @@ def test_the_laboratory_takes_public_names(path: Path):
             taken |= {f"{node.module}.{alias.name}" for alias in node.names}
         elif isinstance(node, ast.Import):
             taken |= {alias.name for alias in node.names if alias.name.split(".")[0] == "caffnet"}
-    others = {name for name in taken - public if not name.startswith(("caffnet.methods.", "caffnet.control."))}
+    others = {
+        name
+        for name in taken - public
+        if not name.startswith(("caffnet.methods.", "caffnet.control.", "caffnet.deploy."))
+    }
     assert others == INSIDE.get(path.relative_to(LAB).as_posix(), set())
 
 

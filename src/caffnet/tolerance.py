@@ -106,3 +106,12 @@ def reach(dtype: torch.dtype) -> float:
 #: A violation counts this much more for rows that must not give way: the limits of an actuator, where no input is safe.
 #: So the other rows give way by all but 1e-12 of what is needed. A power of two: scaling costs no digit.
 UNYIELDING = 2.0**40
+
+
+def exported(dtype: torch.dtype) -> float:
+    """The difference, relative to a number or 1, that an exported model may have from torch: 1e-12 in float64.
+
+    Networks of a few layers sum a few hundred products in another order; each sum may lose some dozen units in the last
+    place, and the layers behind it pass that on.
+    """
+    return 2.0**12 * torch.finfo(dtype).eps

@@ -379,6 +379,31 @@ def figures(
         typer.echo(f"written: {path}")
 
 
+@app.command()
+def export(
+    source: Annotated[str, typer.Argument(help="The record of a run, NAME.json, or a model in Python: module:name.")],
+    out: Annotated[Path, typer.Option(help="The folder (c, aot) or the file (onnx) to write.")],
+    to: Annotated[str, typer.Option(help="c: plain C; onnx: ONNX Runtime; aot: C++ with libtorch.")] = "c",
+    name: Annotated[str, typer.Option(help="c: begins the names of files and functions.")] = "policy",
+) -> None:
+    """Write a trained model for machines without Python."""
+    from caffnet import ConstraintError
+    from caffnet.deploy import to_c
+    from caffnet_lab.experiments.checkpoint import CheckpointError
+    from caffnet_lab.experiments.records import RecordError
+    from caffnet_lab.export import load_source
+
+    if to not in ("c",):
+        _fail(ConfigError(f"--to must be c, got {to!r}."))
+    _check_folder("--out", out)
+    try:
+        model, inputs = load_source(source)
+        written = to_c(model, out, inputs=inputs, name=name)
+    except (ConstraintError, ConfigError, CheckpointError, RecordError) as error:
+        _fail(error)
+    _tell_written(Console(), written)
+
+
 def _tell_written(console: Console, path: Path) -> None:
     console.print(f"written: {path}", markup=False, soft_wrap=True)
 

@@ -1,0 +1,10 @@
+"""Trained models outside Python: as C, as an ONNX file, as an AOTInductor package for C++.
+
+    from caffnet.deploy import to_c, to_onnx, to_aot
+
+docs/deployment.md says which one to take, and what was measured.
+"""
+
+from caffnet.deploy.c import to_c
+
+__all__ = ["to_c"]
