@@ -26,6 +26,10 @@ FLAGS += ["-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]
 VECTORS = {"avx2": ["-mavx2", "-mfma"], "avx512": ["-mavx512f", "-mavx512dq", "-mavx512vl", "-mfma"]}
 
 
+#: Files of the library that are not the kernel itself: they call it.
+SHELLS = ("dispatch.c", "onnx.c")
+
+
 class BuildError(RuntimeError):
     """The kernel could not be compiled."""
 
@@ -83,6 +87,7 @@ def build(target: Path = LIBRARY, compiler: list[str] | None = None, extra: list
             compile_file("kernel.c", name, f"-DISA={name}", *options)
         more = ["-DCAFFNET_AVX"] if x86 else []
         compile_file("dispatch.c", "dispatch", f"-DCAFFNET_SOURCES={source_hash()}", *more)
+        compile_file("onnx.c", "onnx")
         made = Path(folder) / target.name
         math = [] if sys.platform == "win32" else ["-lm"]
         _run([*compiler, *flags, "-shared", *objects, "-o", str(made), *math])

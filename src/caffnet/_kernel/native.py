@@ -22,6 +22,7 @@ from torch import Tensor
 from caffnet import tolerance
 from caffnet._kernel import build
 from caffnet._solve.problem import Answer, Options, Problem
+from caffnet._solve.tracing import remember
 from caffnet.errors import KernelError
 
 SEARCHES = {"full": 0, "lite": 1, "active": 2, "paper": 3}
@@ -84,7 +85,7 @@ def workspace_size(n: int, m: int, search: int) -> int:
     return _library().caffnet_workspace(n, m, search)
 
 
-@functools.lru_cache(maxsize=1024)
+@remember
 def tolerances(dtype: torch.dtype, n: int) -> tuple[float, ...]:
     """The fields of CaffnetTolerances."""
     return (

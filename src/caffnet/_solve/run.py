@@ -1,8 +1,9 @@
 """Where a batch is solved: by the kernel, as one opaque operation for tracers, or as plain arithmetic to be exported.
 
-`torch.compile` and `torch.func.vmap` cannot look into compiled code, so for them the kernel is one operation: compiled
-graphs call it as it is (and it still raises), a mapped axis becomes more samples. An exported graph has no Python
-behind it; there the sub-constraints are enumerated in plain arithmetic (`graph`).
+`torch.compile`, `torch.export` and `torch.func.vmap` cannot look into compiled code, so for them the kernel is one
+operation: graphs call it as it is (and it still raises), a mapped axis becomes more samples. For C++ it is defined over
+the same kernel (`caffnet.deploy`). Where a graph must run without it, the sub-constraints are enumerated in plain
+arithmetic (`graph`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from caffnet._kernel import native
 from caffnet._solve import graph
 from caffnet._solve.infeasible import report
 from caffnet._solve.problem import Answer, Options, Problem
-from caffnet._solve.tracing import are_concrete, is_compiling, is_exporting, no_autocast
+from caffnet._solve.tracing import are_concrete, is_compiling, is_exporting_plain, no_autocast
 
 
 def solve(problem: Problem, options: Options, start: Tensor | None = None) -> Answer:
@@ -32,7 +33,7 @@ def solve(problem: Problem, options: Options, start: Tensor | None = None) -> An
     Raises:
         ConstraintError, InfeasibleError: as `report` says.
     """
-    if is_exporting():
+    if is_exporting_plain():
         with no_autocast(problem.f.device.type):
             return graph.solve(problem, options)
     if is_compiling() or not are_concrete(problem.tensors):
@@ -94,7 +95,8 @@ def pack(problem: Problem, options: Options) -> tuple:
     # Each name after its length: a name may be empty, or hold anything. A row without a name has length -1.
     labels = "" if p.labels is None else "".join("-1:" if name is None else f"{len(name)}:{name}" for name in p.labels)
     chosen = (options.search, options.norm, options.strict, options.on_infeasible, options.gradient, options.budget)
-    return (p.row_kinds, labels, list(p.batch_shape), *chosen)
+    # Tolerances for C++, which has no tolerance.py.
+    return (p.row_kinds, labels, list(p.batch_shape), *chosen, list(native.tolerances(p.f.dtype, int(p.f.shape[-1]))))
 
 
 def unpack(
@@ -108,7 +110,7 @@ def unpack(
         names.append(None if size == "-1" else labels[:length])
         labels = labels[length:]
     f, w, A, lower, upper = tensors
-    return Problem(f, w, A, lower, upper, row_kinds, tuple(names) or None, tuple(batch_shape)), Options(*options)
+    return Problem(f, w, A, lower, upper, row_kinds, tuple(names) or None, tuple(batch_shape)), Options(*options[:-1])
 
 
 def _opaque(problem: Problem, options: Options) -> Answer:
@@ -118,11 +120,13 @@ def _opaque(problem: Problem, options: Options) -> Answer:
 _TENSORS = "Tensor f, Tensor? w, Tensor A, Tensor lower, Tensor upper"
 _PACKED = (
     "str row_kinds, str labels, SymInt[] batch_shape, str search, float norm, bool strict, str on_infeasible, "
-    "str gradient, int budget"
+    "str gradient, int budget, float[] tolerances"
 )
 # Defined by schema, not by decorator: that adds three layers of Python to every call of a compiled graph.
 _operations = torch.library.Library("caffnet", "DEF")
-_operations.define(f"solve({_TENSORS}, {_PACKED}) -> (Tensor, Tensor, Tensor)")
+#: Of the operation that graphs hold; deploy/sources/torch_operator.cpp defines the same one for C++.
+SOLVE_SCHEMA = f"solve({_TENSORS}, {_PACKED}) -> (Tensor, Tensor, Tensor)"
+_operations.define(SOLVE_SCHEMA)
 _operations.define(
     f"gradient(Tensor v, {_TENSORS}, Tensor value, Tensor status, Tensor active, bool[] wanted, {_PACKED}) "
     "-> (Tensor, Tensor, Tensor, Tensor, Tensor)"

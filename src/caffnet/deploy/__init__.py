@@ -5,6 +5,7 @@
 docs/deployment.md says which one to take, and what was measured.
 """
 
+from caffnet.deploy.aot import to_aot
 from caffnet.deploy.c import to_c
 
-__all__ = ["to_c"]
+__all__ = ["to_aot", "to_c"]

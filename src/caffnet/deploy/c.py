@@ -12,24 +12,24 @@ import torch
 from torch import Tensor
 
 from caffnet import tolerance
-from caffnet._kernel import build, native
-from caffnet._solve.prepare import Prepared, choose_search, count_subsets, subset_sizes
+from caffnet._kernel import native
+from caffnet._solve.prepare import choose_search, count_subsets, subset_sizes
 from caffnet._solve.problem import Options
 from caffnet.constraints import AffineSet
 from caffnet.deploy.network import Dense, read_network
+from caffnet.deploy.program import Source, copy_kernel, layer_of, outputs_around, read_source, samples_of
 from caffnet.deploy.scalars import number_text, write_function
 from caffnet.errors import ConstraintError
 from caffnet.layer import CAffine
 from caffnet.model import CAffNet
 from caffnet.projection import project_checked
 
-SOURCES = Path(__file__).parent / "sources"
+SOURCES = Path(__file__).parent / "sources" / "c"
 _TEMPLATES = ("policy.h", "policy.c", "test_policy.c", "CMakeLists.txt")
-_VECTORS = 64
 
 
 def to_c(
-    model: CAffNet | CAffine | AffineSet | Prepared,
+    model: Source,
     folder: str | Path,
     *,
     inputs: Tensor | None = None,
@@ -67,10 +67,7 @@ def to_c(
         raise ConstraintError(f"name must be a lower-case identifier that does not begin with caffnet, got {name!r}.")
     policy = _read(model, inputs)
     target = Path(folder)
-    (target / "kernel").mkdir(parents=True, exist_ok=True)
-    for source in sorted([*build.HERE.glob("*.c"), *build.HERE.glob("*.h")]):
-        if source.name != "dispatch.c":
-            (target / "kernel" / source.name).write_bytes(source.read_bytes())
+    copy_kernel(target)
     files = {template: (SOURCES / template).read_text() for template in _TEMPLATES}
     files |= {
         "policy_data.h": _data_header(policy),
@@ -110,13 +107,10 @@ class _Policy:
         return self.f.dtype
 
 
-def _read(model: CAffNet | CAffine | AffineSet | Prepared, inputs: Tensor | None) -> _Policy:
-    if isinstance(model, AffineSet | Prepared):
-        model = CAffine(model)
-    if not isinstance(model, CAffNet | CAffine):
-        raise ConstraintError(f"to_c takes a CAffNet, a CAffine or an AffineSet, got {type(model).__name__}.")
+def _read(source: Source, inputs: Tensor | None) -> _Policy:
+    model = read_source(source, "to_c")
     net = model if isinstance(model, CAffNet) else None
-    layer = model.layer if isinstance(model, CAffNet) else model
+    layer = layer_of(model)
     if layer.null_limit is not None:
         raise ConstraintError(
             "null_limit needs a second search, which to_c does not write: export a model with null_limit=None, or use "
@@ -124,13 +118,15 @@ def _read(model: CAffNet | CAffine | AffineSet | Prepared, inputs: Tensor | None
         )
     backbone = [] if net is None else read_network(net.backbone, "backbone")
     null = [] if net is None or net.null is None else read_network(net.null, "null-space network")
-    x = _test_inputs(layer, backbone, inputs)
+    x = samples_of(model, inputs)
+    if x.ndim != 2:
+        raise ConstraintError(f"to_c takes inputs (B, size), got {tuple(x.shape)}.")
     training = model.training
     try:
         model.eval()
         with torch.no_grad():
             set = layer.set_at(x)
-            f, w = (_raw_outputs(set, x), None) if net is None else net.raw(x)
+            f, w = (outputs_around(set, x), None) if net is None else net.raw(x)
     finally:
         model.train(training)
     if layer.constraint is None and set.batch_shape:
@@ -146,31 +142,6 @@ def _read(model: CAffNet | CAffine | AffineSet | Prepared, inputs: Tensor | None
 def _status_instead(on_infeasible: str) -> str:
     """C has no exceptions: what raises in Python is NaN and a status."""
     return "nan" if on_infeasible == "raise" else on_infeasible
-
-
-def _test_inputs(layer: CAffine, backbone: list[Dense], inputs: Tensor | None) -> Tensor:
-    if inputs is not None:
-        if not isinstance(inputs, Tensor) or inputs.ndim != 2 or not len(inputs):
-            raise ConstraintError("inputs must be a tensor (B, size) of at least one sample.")
-        return inputs.detach()
-    if backbone:
-        size, like = backbone[0].weight.shape[1], backbone[0].weight
-    elif layer.constraint is None:
-        size, like = 1, layer.A
-    else:
-        raise ConstraintError("The rows depend on the input: pass inputs=, samples (B, size) of it.")
-    stream = torch.Generator().manual_seed(0)
-    return (2 * torch.randn(_VECTORS, size, dtype=torch.float64, generator=stream)).to(like)
-
-
-def _raw_outputs(set: AffineSet, x: Tensor) -> Tensor:
-    """Random outputs about the set, for the test of a layer alone: inside, beyond some rows, far away, and NaN."""
-    stream = torch.Generator().manual_seed(1)
-    count, n = len(x), set.n
-    far = torch.logspace(-1, 3, count, dtype=torch.float64).unsqueeze(-1)
-    f = (far * torch.randn(count, n, dtype=torch.float64, generator=stream)).to(set.dtype)
-    f[-1, 0] = torch.nan
-    return f
 
 
 def _write_rows(layer: CAffine, x: Tensor) -> list[str]:
