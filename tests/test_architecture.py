@@ -258,7 +258,9 @@ def code_of(path: Path) -> str:
 def test_every_c_file_is_compiled():
     """kernel.c has all of them, each once, but for those that call it."""
     included = re.findall(r'#include "(\w+\.c)"', (ROOT / "_kernel" / "kernel.c").read_text())
-    assert sorted([*included, "kernel.c", *build.SHELLS]) == sorted(path.name for path in C_FILES if path.suffix == ".c")
+    assert sorted([*included, "kernel.c", *build.SHELLS]) == sorted(
+        path.name for path in C_FILES if path.suffix == ".c"
+    )
 
 
 def test_the_header_lists_every_file():
@@ -287,7 +289,7 @@ def test_the_kernel_calls_the_functions_that_its_header_names(path: Path):
 @pytest.mark.parametrize("path", C_FILES, ids=lambda p: p.name)
 def test_the_kernel_has_no_state_of_its_own(path: Path):
     """Nothing at the level of a file but types, functions and constants; nothing static within a function."""
-    assert not re.search(r"^\s+static\b", code_of(path), flags=re.MULTILINE)
+    assert not re.search(r"^[ \t]+static\b", code_of(path), flags=re.MULTILINE)
     variable = re.compile(r"(?!typedef)(?:static |EXPORT )?(?:\w+ )+\**\w+(?:\[\w*\])?(?: = .*)?;")
     for line in code_of(path).splitlines():
         assert "const" in line or not variable.match(line), line

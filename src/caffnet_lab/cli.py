@@ -388,17 +388,23 @@ def export(
 ) -> None:
     """Write a trained model for machines without Python."""
     from caffnet import ConstraintError
-    from caffnet.deploy import to_c
+    from caffnet.deploy import to_aot, to_c, to_onnx
     from caffnet_lab.experiments.checkpoint import CheckpointError
     from caffnet_lab.experiments.records import RecordError
     from caffnet_lab.export import load_source
 
-    if to not in ("c",):
-        _fail(ConfigError(f"--to must be c, got {to!r}."))
-    _check_folder("--out", out)
+    if to not in ("c", "onnx", "aot"):
+        _fail(ConfigError(f"--to must be c, onnx or aot, got {to!r}."))
+    (_check_file if to == "onnx" else _check_folder)("--out", out)
     try:
         model, inputs = load_source(source)
-        written = to_c(model, out, inputs=inputs, name=name)
+        if to == "c":
+            written = to_c(model, out, inputs=inputs, name=name)
+        elif to == "onnx":
+            _make_folder(out.parent)
+            written = to_onnx(model, out, inputs=inputs)
+        else:
+            written = to_aot(model, out, inputs=inputs)
     except (ConstraintError, ConfigError, CheckpointError, RecordError) as error:
         _fail(error)
     _tell_written(Console(), written)

@@ -14,6 +14,7 @@ import struct
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -65,6 +66,12 @@ def _library() -> ctypes.CDLL:
     library.caffnet_conflict.argtypes = [ctypes.c_char_p, ctypes.c_int64, pointer, pointer, pointer]
     library.caffnet_conflict.restype = None
     return library
+
+
+def library_path() -> Path:
+    """The compiled kernel as a file, up to date; it is also a library of operators for ONNX Runtime."""
+    _library()
+    return build.LIBRARY
 
 
 _own = threading.local()

@@ -7,5 +7,6 @@ docs/deployment.md says which one to take, and what was measured.
 
 from caffnet.deploy.aot import to_aot
 from caffnet.deploy.c import to_c
+from caffnet.deploy.onnx import onnx_library, to_onnx
 
-__all__ = ["to_aot", "to_c"]
+__all__ = ["onnx_library", "to_aot", "to_c", "to_onnx"]
