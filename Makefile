@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Idle threads that spin slow down everything else on a small machine.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: demo bench test kernel-test arm-test sanitize fuzz vectors lint build wheels source-install clean
+.PHONY: demo bench test kernel-test arm-test sanitize fuzz vectors lint build playground playground-test wheels source-install clean
 
 demo: $(VENV)/.demo
 	$(BIN)/caffnet demo
@@ -66,6 +66,14 @@ build: $(VENV)/.test
 	build/wheel/bin/python -m pip install -q -c constraints.txt dist/*.whl
 	cd build && wheel/bin/python -c "import torch, caffnet, caffnet_lab; \
 	print('wheel', caffnet.__version__, caffnet.project(torch.ones(2), caffnet.AffineSet.box(0.0, 0.5, dim=2)).value.tolist())"
+
+# One page that works offline; npm fetches the driver of the browser for its test.
+playground: $(VENV)/.test
+	$(BIN)/python playground/make.py
+
+playground-test: $(VENV)/.test
+	mkdir -p build/node && npm install --silent --prefix build/node playwright-core
+	$(BIN)/python -m pytest tests/playground
 
 # Wheels for every platform, by ziglang; the release checklist is in CONTRIBUTING.md.
 WHEELS = manylinux_2_17_x86_64 manylinux_2_17_aarch64 macosx_10_13_x86_64 macosx_11_0_arm64 win_amd64
