@@ -24,7 +24,7 @@ ORDER = [
     {"constraints"},
     {"_solve.problem"},
     {"_kernel.native", "_solve.prepare"},
-    {"_solve.infeasible", "_solve.face"},
+    {"_kernel.gpu", "_solve.infeasible", "_solve.face"},
     {"_solve.graph"},
     {"_solve.run"},
     {"_solve.gradient"},
@@ -200,7 +200,7 @@ def test_there_are_two_autograd_functions_in_one_file():
 
 
 @pytest.mark.parametrize(
-    "name", ["_kernel.native", "_solve.graph", "_solve.face", "_solve.prepare", "_solve.infeasible"]
+    "name", ["_kernel.native", "_kernel.gpu", "_solve.graph", "_solve.face", "_solve.prepare", "_solve.infeasible"]
 )
 def test_what_solves_does_not_know_that_it_is_differentiated(name: str):
     text = (ROOT / f"{name.replace('.', '/')}.py").read_text()

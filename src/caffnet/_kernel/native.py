@@ -119,7 +119,7 @@ def _kinds(row_kinds: str) -> tuple[bytes, int]:
 # ------------------------------------------------------------------------------------------------- arrays
 
 
-def _lines(t: Tensor, core: int) -> Tensor:
+def lines(t: Tensor, core: int) -> Tensor:
     """A tensor whose samples, ``core`` last axes each, lie one after the other or are one and the same."""
     if t.is_neg():
         t = t.resolve_neg()
@@ -135,17 +135,23 @@ def _step(t: Tensor, core: int) -> int:
     return t.stride(0) if t.ndim > core and t.shape[0] > 1 else 0
 
 
-class _Batch:
+class Batch:
     """A CaffnetBatch with the tensors whose addresses it holds."""
 
     def __init__(
-        self, p: Problem, options: Options, answer: Answer, start: Tensor | None, cancel: ctypes.c_int32 | None
+        self,
+        p: Problem,
+        options: Options,
+        answer: Answer,
+        start: Tensor | None,
+        cancel: ctypes.c_int32 | None,
+        device_kinds: Tensor | None = None,
     ):
-        f, A, lower, upper = _lines(p.f, 1), _lines(p.A, 2), _lines(p.lower, 1), _lines(p.upper, 1)
-        w = None if p.w is None else _lines(p.w, 1)
+        f, A, lower, upper = lines(p.f, 1), lines(p.A, 2), lines(p.lower, 1), lines(p.upper, 1)
+        w = None if p.w is None else lines(p.w, 1)
         self.samples, self.n = f.shape
         self.m, self.search = A.shape[-2], SEARCHES[options.search]
-        kinds, kinds_at = _kinds(p.row_kinds)
+        kinds, kinds_at = _kinds(p.row_kinds) if device_kinds is None else (device_kinds, device_kinds.data_ptr())
         choice = answer.choice
         self.kept = (f, w, A, lower, upper, kinds, start, answer, cancel)
         self.packed = _BATCH.pack(
@@ -185,11 +191,12 @@ class _Batch:
 def empty_answer(f: Tensor, m: int, search: str) -> Answer:
     """Room for the answers of a batch."""
     samples, n = f.shape
-    choice = torch.empty(samples, n, dtype=torch.int32) if search == "paper" else None
+    at = f.device
+    choice = torch.empty(samples, n, dtype=torch.int32, device=at) if search == "paper" else None
     return Answer(
-        torch.empty(samples, n, dtype=f.dtype),
-        torch.empty(samples, dtype=torch.int8),
-        torch.empty(samples, m, dtype=torch.int8),
+        torch.empty(samples, n, dtype=f.dtype, device=at),
+        torch.empty(samples, dtype=torch.int8, device=at),
+        torch.empty(samples, m, dtype=torch.int8, device=at),
         choice,
     )
 
@@ -210,7 +217,7 @@ def solve(problem: Problem, options: Options, start: Tensor | None = None) -> tu
     cancel = ctypes.c_int32(0) if long else None
     if start is not None:
         start = start.contiguous()
-    batch, call = _Batch(problem, options, answer, start, cancel), _library().caffnet_solve
+    batch, call = Batch(problem, options, answer, start, cancel), _library().caffnet_solve
 
     def part(first: int, last: int) -> int:
         return call(batch.packed, first, last, batch.memory())
@@ -231,14 +238,9 @@ def gradient(
         torch.zeros(t.shape, dtype=torch.float64) if want else None
         for t, want in zip((p.A, p.lower, p.upper), wanted[2:], strict=True)
     ]
-    v = _lines(v, 1)
-    batch = _Batch(p, options, answer, None, None)
-    to = _GRADIENTS.pack(
-        v.data_ptr(),
-        _step(v, 1),
-        *(0 if t is None else t.data_ptr() for t in (to_f, to_w, *sums)),
-        *(0 if t is None else t.stride(0) if t.ndim > core else 0 for t, core in zip(sums, (2, 1, 1), strict=True)),
-    )
+    v = lines(v, 1)
+    batch = Batch(p, options, answer, None, None)
+    to = pack_gradients(v, to_f, to_w, sums)
     call = _library().caffnet_gradient
 
     def part(first: int, last: int) -> None:
@@ -250,10 +252,20 @@ def gradient(
     return to_f, to_w, *(None if t is None else t.to(p.f.dtype) for t in sums)
 
 
+def pack_gradients(v: Tensor, to_f: Tensor | None, to_w: Tensor | None, sums: list[Tensor | None]) -> bytes:
+    """A CaffnetGradients: `v` as `lines` gave it, `sums` for A, lower and upper."""
+    return _GRADIENTS.pack(
+        v.data_ptr(),
+        _step(v, 1),
+        *(0 if t is None else t.data_ptr() for t in (to_f, to_w, *sums)),
+        *(0 if t is None else t.stride(0) if t.ndim > core else 0 for t, core in zip(sums, (2, 1, 1), strict=True)),
+    )
+
+
 def conflict(problem: Problem, options: Options, sample: int) -> tuple[Tensor, float, float]:
     """Multipliers ``(m,)`` of the rows in conflict in an infeasible sample, the gap and the radius of the proof."""
     answer = empty_answer(problem.f, problem.A.shape[-2], options.search)
-    batch = _Batch(problem, options, answer, None, None)
+    batch = Batch(problem, options, answer, None, None)
     multipliers, proof = torch.zeros(batch.m, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
     _library().caffnet_conflict(batch.packed, sample, multipliers.data_ptr(), proof.data_ptr(), batch.memory())
     return multipliers, *proof.tolist()

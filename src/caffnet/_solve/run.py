@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from caffnet._kernel import native
+from caffnet._kernel import gpu, native
 from caffnet._solve import graph
 from caffnet._solve.infeasible import report
 from caffnet._solve.problem import Answer, Options, Problem
@@ -42,6 +42,11 @@ def solve(problem: Problem, options: Options, start: Tensor | None = None) -> An
 
 
 def _native(problem: Problem, options: Options, start: Tensor | None) -> Answer:
+    if problem.f.is_cuda and gpu.is_available():
+        answer, count = gpu.solve(problem, options, start)
+        if options.on_infeasible == "raise" and count.item():  # the one wait for the device
+            report(problem.replace_tensors(*_cpu(*problem.tensors)), Answer(*_cpu(*answer)), options)
+        return answer
     device, near = problem.f.device, problem.f.is_cpu
     here = problem if near else _on_cpu(problem)
     answer, bad = native.solve(here, options, None if start is None else start.cpu())
@@ -64,10 +69,14 @@ def gradient(
     device = problem.f.device
     if problem.f.is_cpu:
         return native.gradient(v, problem, answer, options, wanted)
-    choice = None if answer.choice is None else answer.choice.cpu()
-    there = Answer(answer.value.cpu(), answer.status.cpu(), answer.active.cpu(), choice)
-    found = native.gradient(v.cpu(), _on_cpu(problem), there, options, wanted)
+    if problem.f.is_cuda and gpu.is_available():
+        return gpu.gradient(v, problem, answer, options, wanted)
+    found = native.gradient(v.cpu(), _on_cpu(problem), Answer(*_cpu(*answer)), options, wanted)
     return tuple(None if t is None else t.to(device) for t in found)
+
+
+def _cpu(*tensors: Tensor | None) -> list[Any]:
+    return [None if t is None else t.cpu() for t in tensors]
 
 
 _warned: set[str] = set()
@@ -80,10 +89,10 @@ def _on_cpu(problem: Problem) -> Problem:
         _warned.add(kind)
         warnings.warn(
             f"The projection runs on the CPU: tensors on {kind} are copied there and back. "
-            "Move the layer to the CPU to save the copies.",
+            "Move the layer to the CPU to save the copies, or pip install caffnet[gpu] for an NVIDIA GPU.",
             stacklevel=2,
         )
-    return problem.replace_tensors(*(None if t is None else t.cpu() for t in problem.tensors))  # pyright: ignore
+    return problem.replace_tensors(*_cpu(*problem.tensors))
 
 
 # ------------------------------------------------------------------------------------------------- for tracers
