@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Idle threads that spin slow down everything else on a small machine.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: demo bench test kernel-test arm-test sanitize fuzz vectors lint build playground playground-test wheels source-install clean
+.PHONY: demo bench test kernel-test arm-test sanitize fuzz vectors lint build gpu playground playground-test wheels source-install clean
 
 demo: $(VENV)/.demo
 	$(BIN)/caffnet demo
@@ -66,6 +66,11 @@ build: $(VENV)/.test
 	build/wheel/bin/python -m pip install -q -c constraints.txt dist/*.whl
 	cd build && wheel/bin/python -c "import torch, caffnet, caffnet_lab; \
 	print('wheel', caffnet.__version__, caffnet.project(torch.ones(2), caffnet.AffineSet.box(0.0, 0.5, dim=2)).value.tolist())"
+
+# Machine code for GPUs, with registers and spills; needs cuda-bindings and NVRTC of CUDA 12, and no GPU.
+gpu: $(VENV)/.test
+	$(BIN)/python -m pip install -q "cuda-bindings>=12.9,<13" "nvidia-cuda-nvrtc-cu12>=12.9,<13"
+	$(BIN)/python -m caffnet._kernel.gpu sm_70 sm_80 sm_90
 
 # One page that works offline; npm fetches the driver of the browser for its test.
 playground: $(VENV)/.test

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
-import re
 import subprocess
 import sys
 
@@ -131,17 +130,24 @@ def test_the_check_says_that_there_is_no_gpu():
 
 
 @pytest.mark.skipif(not HAS_NVRTC, reason="cuda-bindings is not installed (pip install cuda-bindings<13 and NVRTC)")
-@pytest.mark.parametrize("architecture", ["sm_70", "sm_80", "sm_90"])
-def test_it_compiles_without_spills(architecture: str):
+@pytest.mark.parametrize("architecture", ["compute_70", "compute_80", "compute_90"])
+def test_it_compiles(architecture: str):
+    """To PTX; `make gpu` goes on to machine code, which takes minutes, and tells registers and spills."""
     try:
-        code, said = gpu.compile_for(architecture, verbose=True)
+        code, _ = gpu.compile_for(architecture)
     except RuntimeError as error:
-        if "nvrtc" in str(error).lower():
+        if "nvrtc" in str(error).lower() and "compile" not in str(error):
             pytest.skip("NVRTC is not installed")
         raise
-    assert code.startswith(b"\x7fELF")
     for name in (gpu.SOLVE, gpu.GRADIENT):
-        assert name.encode() in code
-        part = said.partition(f"Function properties for {name}")[2]
-        stores, registers = re.search(r"(\d+) bytes spill stores.*?Used (\d+) registers", part, re.DOTALL).groups()
-        assert int(stores) == 0 and int(registers) <= 255
+        assert f".entry {name}(".encode() in code
+    assert b"fma.rn.f64" in code  # where fma is meant
+
+
+def test_compiled_code_is_kept(monkeypatch, tmp_path):
+    calls = []
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(gpu, "compile_for", lambda name: calls.append(name) or (b"code", ""))
+    assert [gpu._compiled("sm_80") for _ in range(3)] == [b"code"] * 3
+    assert calls == ["sm_80"]
+    assert [path.suffix for path in (tmp_path / "caffnet").iterdir()] == [".cubin"]

@@ -2,16 +2,22 @@
 
 It is the same C source (gpu.cu wraps it), so it decides, proves and differentiates as on the CPU. A thread takes one
 sample after the other; its workspace is global memory. Nothing waits for the device but the count of bad samples, and
-that only where they raise. ``python -m caffnet._kernel.gpu`` compares the device with the CPU.
+that only where they raise. ``python -m caffnet._kernel.gpu`` compares the device with the CPU; with
+``sm_70 sm_80`` it compiles for these and tells registers and spills.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
+import hashlib
 import importlib.util
+import os
+import re
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -25,7 +31,8 @@ BLOCK = 64  # threads: samples differ in their steps, so few wait for each other
 MOST_WORKSPACE = 2**30  # bytes; a larger batch takes turns
 # What the files include of the C library; NVRTC has the functions built in.
 _HEADERS = {
-    "math.h": "#define HUGE_VAL __longlong_as_double(0x7ff0000000000000LL)\n",
+    "math.h": "#define HUGE_VAL __longlong_as_double(0x7ff0000000000000LL)\n"
+    "#define NAN __longlong_as_double(0x7ff8000000000000LL)\n",
     "stddef.h": "#define NULL 0\n",
     "string.h": "",
     "stdint.h": "typedef signed char int8_t; typedef int int32_t; typedef long long int64_t;\n"
@@ -102,7 +109,11 @@ def _word(number: int) -> bytes:
 
 
 def compile_for(architecture: str, verbose: bool = False) -> tuple[bytes, str]:
-    """The kernel as machine code for an architecture, ``"sm_80"``, and what the compiler says. Needs no GPU.
+    """The kernel for an architecture, and what the compiler says. Needs no GPU.
+
+    Args:
+        architecture: ``"sm_80"`` gives machine code, ``"compute_80"`` its intermediate form (PTX), in a few seconds.
+        verbose: also say how many registers are used and how much is spilled.
 
     Raises:
         KernelError: it does not compile.
@@ -123,10 +134,31 @@ def compile_for(architecture: str, verbose: bool = False) -> tuple[bytes, str]:
     said = log.decode(errors="replace").strip("\0 \n")
     if failed:
         raise KernelError(f"The kernel does not compile for {architecture}: {said[-4000:]}")
-    _, size = nvrtc.nvrtcGetCUBINSize(program)
+    machine = architecture.startswith("sm_")
+    _, size = (nvrtc.nvrtcGetCUBINSize if machine else nvrtc.nvrtcGetPTXSize)(program)
     code = b" " * size
-    nvrtc.nvrtcGetCUBIN(program, code)
+    (nvrtc.nvrtcGetCUBIN if machine else nvrtc.nvrtcGetPTX)(program, code)
     return code, said
+
+
+def _compiled(architecture: str) -> bytes:
+    """The machine code for an architecture: compiled once, then kept in the cache of the user.
+
+    Compiling takes a minute or more; the file is named by all that goes into it.
+    """
+    texts = [path.read_bytes() for path in sorted(build.HERE.glob("*.[ch]*")) if path.suffix in (".c", ".h", ".cu")]
+    digest = hashlib.sha256(b"\0".join(texts)).hexdigest()[:16]
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "caffnet"
+    path = cache / f"{architecture}-{digest}.cubin"
+    if path.exists():
+        return path.read_bytes()
+    code, _ = compile_for(architecture)
+    with contextlib.suppress(OSError):  # a cache that cannot be written costs time, not answers
+        cache.mkdir(parents=True, exist_ok=True)
+        fresh = path.with_suffix(f".{os.getpid()}")
+        fresh.write_bytes(code)
+        os.replace(fresh, path)
+    return code
 
 
 @functools.cache
@@ -135,7 +167,7 @@ def _functions(device: int) -> dict[str, int]:
     from cuda.bindings import driver  # pyright: ignore
 
     major, minor = torch.cuda.get_device_capability(device)
-    code, _ = compile_for(f"sm_{major}{minor}")
+    code = _compiled(f"sm_{major}{minor}")
     error, module = driver.cuModuleLoadData(code)
     if error:
         raise KernelError(f"The kernel cannot be loaded on device {device}: {error}.")
@@ -159,8 +191,17 @@ def launch(name: str, arguments: Sequence[bytes], threads: int, device: torch.de
         raise KernelError(f"The kernel cannot be launched on {device}: {error}.")
 
 
-def main() -> int:
-    """Compare the device with the CPU on random problems."""
+def main(*architectures: str) -> int:
+    """Compare the device with the CPU on random problems; or compile for architectures and tell what they use."""
+    for architecture in architectures:
+        code, said = compile_for(architecture, verbose=True)
+        for name in (SOLVE, GRADIENT):
+            used = re.search(rf"for {name}\n.*?(\d+) bytes spill stores.*?Used (\d+) registers", said, re.DOTALL)
+            spilled, registers = used.groups() if used else ("?", "?")
+            sys.stdout.write(f"{architecture} {name}: {registers} registers, {spilled} bytes spilled\n")
+        sys.stdout.write(f"{architecture}: {len(code)} bytes\n")
+    if architectures:
+        return 0
     if not is_available():
         sys.stdout.write("There is no GPU here, or cuda-bindings is missing: pip install caffnet[gpu].\n")
         return 2
@@ -184,4 +225,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(*sys.argv[1:]))
