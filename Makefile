@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Idle threads that spin slow down everything else on a small machine.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: demo bench test kernel-test sanitize fuzz vectors lint build clean
+.PHONY: demo bench test kernel-test arm-test sanitize fuzz vectors lint build gpu playground playground-test wheels source-install clean
 
 demo: $(VENV)/.demo
 	$(BIN)/caffnet demo
@@ -27,6 +27,13 @@ kernel-test:
 	set -e; for cc in "$(CC)" clang "zig cc"; do command -v $${cc%% *} > /dev/null || continue; \
 	$$cc $(KERNEL_TEST) -O2 tests/kernel/test_vectors.c $(KERNEL)/kernel.c -o build/kernel/test -lm; \
 	printf '%s: ' "$$cc"; build/kernel/test; done
+
+# The same program for aarch64, under qemu-user.
+arm-test: $(VENV)/.test
+	mkdir -p build/kernel
+	$(BIN)/python -m ziglang cc -target aarch64-linux-musl $(KERNEL_TEST) -O2 tests/kernel/test_vectors.c $(KERNEL)/kernel.c \
+	-o build/kernel/test-arm -lm
+	qemu-aarch64 build/kernel/test-arm
 
 # Problems and answers for kernel-test, from the Python package: after a change that is meant to change answers.
 vectors: $(VENV)/.test
@@ -59,6 +66,34 @@ build: $(VENV)/.test
 	build/wheel/bin/python -m pip install -q -c constraints.txt dist/*.whl
 	cd build && wheel/bin/python -c "import torch, caffnet, caffnet_lab; \
 	print('wheel', caffnet.__version__, caffnet.project(torch.ones(2), caffnet.AffineSet.box(0.0, 0.5, dim=2)).value.tolist())"
+
+# Machine code for GPUs, with registers and spills; needs cuda-bindings and NVRTC of CUDA 12, and no GPU.
+gpu: $(VENV)/.test
+	$(BIN)/python -m pip install -q "cuda-bindings>=12.9,<13" "nvidia-cuda-nvrtc-cu12>=12.9,<13"
+	$(BIN)/python -m caffnet._kernel.gpu sm_70 sm_80 sm_90
+
+# One page that works offline; npm fetches the driver of the browser for its test.
+playground: $(VENV)/.test
+	$(BIN)/python playground/make.py
+
+playground-test: $(VENV)/.test
+	mkdir -p build/node && npm install --silent --prefix build/node playwright-core
+	$(BIN)/python -m pytest tests/playground
+
+# Wheels for every platform, by ziglang; the release checklist is in CONTRIBUTING.md.
+WHEELS = manylinux_2_17_x86_64 manylinux_2_17_aarch64 macosx_10_13_x86_64 macosx_11_0_arm64 win_amd64
+wheels: $(VENV)/.test
+	rm -rf dist build/wheels
+	set -e; for wheel in $(WHEELS); do CAFFNET_WHEEL=$$wheel $(BIN)/python -m build --wheel --outdir dist .; done
+	$(BIN)/python -m build --sdist --outdir dist .
+	$(BIN)/python -m twine check --strict dist/*
+
+# A machine without a C compiler: pip fetches one for the build.
+source-install:
+	rm -rf build/source && $(PYTHON) -m venv build/source
+	env -u CC PATH=$(abspath build/source/bin) build/source/bin/python -m pip install -q --no-deps .
+	cd build && env PYTHONPATH= source/bin/python -c "import importlib.util, pathlib; \
+	print(*(p.name for p in (pathlib.Path(importlib.util.find_spec('caffnet').origin).parent / '_kernel').glob('lib*')))"
 
 clean:
 	rm -rf $(VENV) dist build .pytest_cache .ruff_cache .hypothesis

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 import sysconfig
 from pathlib import Path
@@ -29,15 +30,21 @@ class KernelBuildHook(BuildHookInterface):
     PLUGIN_NAME = "custom"
 
     def dependencies(self) -> list[str]:
-        """Ask for a compiler where the system has none."""
-        return [] if _load_build(self.root).find_compiler() else ["ziglang"]
+        """Ask for a compiler where the system has none, and for one that knows other platforms."""
+        return [] if _load_build(self.root).find_compiler() and not os.environ.get("CAFFNET_WHEEL") else ["ziglang"]
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Compile, and mark the wheel."""
         if self.target_name != "wheel":
             return
-        library = _load_build(self.root).build()
-        platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+        module = _load_build(self.root)
         build_data["pure_python"] = False
+        if wheel := os.environ.get("CAFFNET_WHEEL"):  # for another platform (make wheels)
+            library = module.build_wheel_library(wheel, Path(self.root) / "build" / "wheels" / wheel)
+            build_data["tag"] = f"py3-none-{wheel}"
+            build_data["force_include"][str(library)] = f"caffnet/_kernel/{library.name}"
+            return
+        library = module.build()
+        platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
         build_data["tag"] = f"py3-none-{platform}"
         build_data["artifacts"].append(f"src/caffnet/_kernel/{library.name}")

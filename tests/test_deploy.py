@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import io
 import pickle
@@ -22,6 +23,7 @@ from caffnet import (
     prepare,
     project,
 )
+from caffnet._solve.tracing import plain_operations
 
 FIXED = AffineSet.inequality([[1.0, 1.0], [1.0, -2.0]], [1.0, 1.0]) & AffineSet.box(-1.0, 1.0, dim=2)
 
@@ -69,7 +71,7 @@ def test_a_compiled_layer_still_raises():
 def test_export_and_onnx_with_a_dynamic_batch(kind: str, tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
-    net = model(kind).eval()
+    net = model(kind, on_infeasible="nan").eval()
     x = 2 * torch.randn(5, 2)
     batch = ({0: torch.export.Dim.DYNAMIC},)
     exported = torch.export.export(net, (x,), dynamic_shapes=batch)
@@ -89,23 +91,77 @@ def test_export_and_onnx_with_a_dynamic_batch(kind: str, tmp_path):
         np.testing.assert_allclose(output, expected.numpy(), rtol=1e-5, atol=1e-6)
 
 
-def test_an_exported_graph_answers_an_empty_set_with_nan():
-    class Net(nn.Module):
-        def forward(self, f, b):
-            return project(f, AffineSet.inequality(torch.tensor([[1.0], [-1.0]]), b)).value
+class Strip(nn.Module):
+    """Points of a strip that is empty where ``b_1 + b_2 < 0``."""
 
-    f, b = torch.zeros(3, 1), torch.ones(3, 2)
+    def __init__(self, **options):
+        super().__init__()
+        self.options = options
+
+    def forward(self, f, b):
+        answer = project(f, AffineSet.inequality(torch.tensor([[1.0], [-1.0]]), b), **self.options)
+        return answer.value, answer.status
+
+
+@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize("on_infeasible", ["nan", "nearest", "raise"])
+def test_an_exported_graph_answers_an_empty_set_as_the_layer_does(on_infeasible: str, plain: bool):
+    """By the operator; plain operations hold "nan" only, and refuse the rest."""
     batch = {0: torch.export.Dim.DYNAMIC}
-    exported = torch.export.export(Net(), (f, b), dynamic_shapes=(batch, batch)).module()
-    answer = exported(torch.tensor([[5.0], [0.0]]), torch.tensor([[1.0, 1.0], [0.0, -1.0]]))
-    assert answer[0] == 1.0
-    assert answer[1].isnan()
+    strip = Strip(on_infeasible=on_infeasible)
+    f, b = torch.tensor([[5.0], [0.0], [torch.nan]]), torch.tensor([[1.0, 1.0], [0.0, -1.0], [1.0, 1.0]])
+
+    def export():
+        return torch.export.export(strip, (torch.zeros(3, 1), torch.ones(3, 2)), dynamic_shapes=(batch, batch)).module()
+
+    if plain and on_infeasible != "nan":
+        with plain_operations(), pytest.raises(ConstraintError, match=f"on_infeasible='{on_infeasible}': plain oper"):
+            export()
+        return
+    with plain_operations() if plain else contextlib.nullcontext():
+        exported = export()
+    if on_infeasible == "raise":
+        with pytest.raises(InfeasibleError, match="1 of 2 samples"):
+            exported(f[:2], b[:2])
+        return
+    value, status = exported(f, b)
+    assert status.tolist() == [1, 3, 4]
+    torch.testing.assert_close(value, strip(f, b)[0], equal_nan=True)
 
 
-@pytest.mark.parametrize("options", [{"search": "active"}, {"strict": True}], ids=str)
-def test_what_a_graph_cannot_hold_is_refused_when_exporting(options: dict):
-    with pytest.raises(Exception, match=r"exported|strict=False"):
-        torch.export.export(model("moving", **options), (torch.randn(3, 2),))
+@pytest.mark.parametrize(
+    "options",
+    [{"search": s} for s in ("full", "lite", "active", "paper")]
+    + [{"strict": True}, {"norm": 1}, {"null_limit": 0.5}, {"on_infeasible": "nearest"}],
+    ids=str,
+)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("strict", [False, True])
+def test_every_search_and_mode_is_exported(kind: str, options: dict, strict: bool):
+    """As one operation, with any batch; the answers have the same bits."""
+    net, x = model(kind, **options).eval(), 2 * torch.randn(5, 2)
+    batch = ({0: torch.export.Dim.DYNAMIC},)
+    with torch.no_grad():
+        exported = torch.export.export(net, (x,), dynamic_shapes=batch, strict=strict).module()
+        for size in (1, 5, 64):
+            inputs = 2 * torch.randn(size, 2)
+            torch.testing.assert_close(exported(inputs), net(inputs))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"search": "active"}, "search='active' cannot be exported as plain operations"),
+        ({"strict": True}, "strict=True decides in exact arithmetic, which plain operations cannot hold"),
+        ({"null_limit": 1.0}, "null_limit needs a second search, which plain operations do not hold"),
+        ({"budget": 1000}, "Export with the operator of the library"),
+    ],
+    ids=str,
+)
+def test_what_plain_operations_cannot_hold_is_refused(options: dict, message: str):
+    net = model("moving", on_infeasible="nan", **options)
+    with plain_operations(), pytest.raises(ConstraintError, match=message):
+        torch.export.export(net, (torch.randn(3, 2),))
 
 
 @pytest.mark.parametrize("search", ["full", "lite", "active"])
@@ -300,8 +356,9 @@ def test_a_prepared_set_keeps_its_search_in_a_layer_and_under_vmap():
 
 
 def test_lite_is_exported_for_an_input_dependent_set():
-    net, x = model("moving", search="lite").eval(), 2 * torch.randn(5, 2)
-    exported = torch.export.export(net, (x,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},)).module()
+    net, x = model("moving", search="lite", on_infeasible="nan").eval(), 2 * torch.randn(5, 2)
+    with plain_operations():
+        exported = torch.export.export(net, (x,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},)).module()
     inputs = 2 * torch.randn(33, 2)
     torch.testing.assert_close(exported(inputs), net(inputs))
 

@@ -788,7 +788,7 @@ def test_the_structs_of_python_and_c_are_the_same(tmp_path: Path):
         assert sizes[name] == form.size == 8 * len(letters)
         written = re.sub(r"(\d+)(\w)", lambda group: int(group[1]) * group[2], form.format)
         assert written == letters, name
-    assert sizes["CaffnetTolerances"] == 8 * len(native._tolerances(DOUBLE, 3))
+    assert sizes["CaffnetTolerances"] == 8 * len(native.tolerances(DOUBLE, 3))
 
 
 def declare(library: ctypes.CDLL) -> ctypes.CDLL:
@@ -866,7 +866,7 @@ def call_everything(library: ctypes.CDLL, seed: int, memory: int, metrics: bool 
     samples, n = problem.f.shape
     m = problem.A.shape[-2]
     answer = native.empty_answer(problem.f, m, options.search)
-    batch = native._Batch(problem, options, answer, start, None)
+    batch = native.Batch(problem, options, answer, start, None)
     library.caffnet_solve(batch.packed, 0, samples, memory)
     to_f, to_w = (torch.zeros(samples, n, dtype=v.dtype) for _ in range(2))
     metric = torch.zeros(1, 1) if problem.metric is None else problem.metric

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from caffnet._solve.prepare import Prepared, prepare
 from caffnet._solve.problem import Options, check_options
-from caffnet._solve.tracing import in_transform, is_compiling, is_concrete, is_exporting, may_branch, no_autocast
+from caffnet._solve.tracing import in_transform, is_compiling, is_concrete, is_exporting_plain, may_branch, no_autocast
 from caffnet.constraints import EQUAL, AffineSet, ArrayLike, joint_shape, row_names
 from caffnet.errors import ConstraintError, DtypeError
 from caffnet.projection import Projection, project_checked, validate
@@ -143,7 +143,7 @@ class CAffine(nn.Module):
             w = w(self._in_need_of_w(f, constraints))
         options = self._options
         if isinstance(constraints, Prepared) and options.search == "auto":
-            if is_exporting():  # a graph has searches of its own to choose from
+            if is_exporting_plain():  # such a graph has searches of its own to choose from
                 constraints = constraints.set
             else:
                 options = options.searching(constraints.search)
@@ -294,10 +294,10 @@ def _limit(f: Tensor, w: Tensor, constraints: AffineSet | Prepared, options: Opt
     The distance is that to the plain projection of f, differentiated with respect to f and the set. Where a length is
     not a number w stays, and the projection that follows says what is wrong.
     """
-    if is_exporting():
+    if is_exporting_plain():
         raise ConstraintError(
-            "null_limit needs a second search, which is not exported: export a model with null_limit=None, or keep the "
-            "layer in Python."
+            "null_limit needs a second search, which plain operations do not hold: export a model with "
+            "null_limit=None, or with the operator of the library (caffnet.deploy)."
         )
     set, _ = validate(f, constraints, w, options)
     plain = Options(search="active", on_infeasible="nearest", budget=options.budget)

@@ -36,7 +36,7 @@ from caffnet._solve import gradient as differentiable
 from caffnet._solve import graph
 from caffnet._solve.prepare import Prepared, choose_search
 from caffnet._solve.problem import Options, Problem, check_options
-from caffnet._solve.tracing import is_exporting, is_jit_tracing, may_branch
+from caffnet._solve.tracing import is_exporting, is_exporting_plain, is_jit_tracing, may_branch
 from caffnet.constraints import AffineSet, ArrayLike, joint_shape
 from caffnet.errors import ConstraintError, DtypeError
 
@@ -161,7 +161,7 @@ def project_checked(
     constraints, batch = validate(f, set, w, options)
     search = (
         graph.check_search(constraints.row_kinds, constraints.n, options)
-        if is_exporting()
+        if is_exporting_plain()
         else choose_search(constraints.row_kinds, constraints.n, options.search, options.budget)
     )
     options = options.searching(search)
@@ -208,19 +208,16 @@ def validate(f: Tensor, set: AffineSet | Prepared, w: Tensor | None, options: Op
             "torch.jit.trace would keep the search of its one example: use torch.export, or torch.onnx.export with "
             "dynamo=True."
         )
-    if options.strict and is_exporting():
-        raise ConstraintError(
-            "strict=True decides in exact arithmetic, which a graph cannot hold: export with strict=False."
-        )
     if fitting.metric is not None and (options.norm != 2 or options.search == "paper"):
         raise ConstraintError(
             f"A metric says which point is nearest: with norm={options.norm:g} and search={options.search!r} it cannot "
             'be combined. Use norm=2 and search="full", or a set without a metric.'
         )
-    if options.search == "paper" and not may_branch(f, w, fitting.A, fitting.lower, fitting.upper):
+    if is_exporting_plain():
+        graph.check_options(options)
+    if options.search == "paper" and not (is_exporting() or may_branch(f, w, fitting.A, fitting.lower, fitting.upper)):
         raise ConstraintError(
-            'search="paper" repeats the paper\'s training and is not made for graphs: compile, export and map '
-            'search="full".'
+            'search="paper" repeats the paper\'s training and is not made for graphs: compile and map search="full".'
         )
     return fitting, batch
 

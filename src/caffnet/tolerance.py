@@ -115,3 +115,12 @@ def shell(dtype: torch.dtype, n: int) -> float:
     fair share of them. Sixty-four such errors keep every row satisfied in floating point, and no policy can tell.
     """
     return 64 * max(n, 1) * torch.finfo(dtype).eps
+
+
+def exported(dtype: torch.dtype) -> float:
+    """The difference, relative to a number or 1, that an exported model may have from torch: 1e-12 in float64.
+
+    Networks of a few layers sum a few hundred products in another order; each sum may lose some dozen units in the last
+    place, and the layers behind it pass that on.
+    """
+    return 2.0**12 * torch.finfo(dtype).eps

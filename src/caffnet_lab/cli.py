@@ -507,6 +507,37 @@ def control_report(
         typer.echo(f"written: {path}")
 
 
+@app.command()
+def export(
+    source: Annotated[str, typer.Argument(help="The record of a run, NAME.json, or a model in Python: module:name.")],
+    out: Annotated[Path, typer.Option(help="The folder (c, aot) or the file (onnx) to write.")],
+    to: Annotated[str, typer.Option(help="c: plain C; onnx: ONNX Runtime; aot: C++ with libtorch.")] = "c",
+    name: Annotated[str, typer.Option(help="c: begins the names of files and functions.")] = "policy",
+) -> None:
+    """Write a trained model for machines without Python."""
+    from caffnet import ConstraintError
+    from caffnet.deploy import to_aot, to_c, to_onnx
+    from caffnet_lab.experiments.checkpoint import CheckpointError
+    from caffnet_lab.experiments.records import RecordError
+    from caffnet_lab.export import load_source
+
+    if to not in ("c", "onnx", "aot"):
+        _fail(ConfigError(f"--to must be c, onnx or aot, got {to!r}."))
+    (_check_file if to == "onnx" else _check_folder)("--out", out)
+    try:
+        model, inputs = load_source(source)
+        if to == "c":
+            written = to_c(model, out, inputs=inputs, name=name)
+        elif to == "onnx":
+            _make_folder(out.parent)
+            written = to_onnx(model, out, inputs=inputs)
+        else:
+            written = to_aot(model, out, inputs=inputs)
+    except (ConstraintError, ConfigError, CheckpointError, RecordError) as error:
+        _fail(error)
+    _tell_written(Console(), written)
+
+
 def _check_known(what: str, given: list[str] | None, known: Any) -> None:
     if unknown := [name for name in given or () if name not in known]:
         _fail(ConfigError(f"There is no {what} {unknown[0]!r}; there are {', '.join(known)}."))

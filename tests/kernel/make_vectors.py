@@ -371,7 +371,7 @@ class Writer:
             line += text + ","
         tolerances = []
         for dtype in (torch.float64, torch.float32):
-            tables = (", ".join(text_of(x) for x in native._tolerances(dtype, n)) for n in range(MOST_N + 1))
+            tables = (", ".join(text_of(x) for x in native.tolerances(dtype, n)) for n in range(MOST_N + 1))
             tolerances += ["{", *(f"{{{table}}}," for table in tables), "},"]
         return [
             "/* Written by make_vectors.py; the types are those of test_vectors.c. */",

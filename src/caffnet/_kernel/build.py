@@ -18,12 +18,24 @@ import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).parent
-NAMES = {"win32": "caffnet.dll", "darwin": "libcaffnet.dylib"}
-LIBRARY = HERE / NAMES.get(sys.platform, "libcaffnet.so")
+NAMES = {"win32": "caffnet.dll", "darwin": "libcaffnet.dylib", "linux": "libcaffnet.so"}
+LIBRARY = HERE / NAMES.get(sys.platform, NAMES["linux"])
+# The platforms of the wheels, and what `zig cc -target` calls them: the oldest systems that each tag promises.
+WHEELS = {
+    "manylinux_2_17_x86_64": "x86_64-linux-gnu.2.17",
+    "manylinux_2_17_aarch64": "aarch64-linux-gnu.2.17",
+    "macosx_10_13_x86_64": "x86_64-macos.10.13",
+    "macosx_11_0_arm64": "aarch64-macos.11.0",
+    "win_amd64": "x86_64-windows-gnu",
+}
 # Products are not fused and sums not reordered: the bits do not depend on the compiler.
 FLAGS = ["-std=c11", "-O3", "-fPIC", "-fvisibility=hidden", "-Werror=implicit-function-declaration"]
 FLAGS += ["-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]
 VECTORS = {"avx2": ["-mavx2", "-mfma"], "avx512": ["-mavx512f", "-mavx512dq", "-mavx512vl", "-mfma"]}
+
+
+#: Files of the library that are not the kernel itself: they call it.
+SHELLS = ("dispatch.c", "onnx.c")
 
 
 class BuildError(RuntimeError):
@@ -55,13 +67,36 @@ def find_compiler() -> list[str] | None:
     return None
 
 
-def build(target: Path = LIBRARY, compiler: list[str] | None = None, extra: list[str] | None = None) -> Path:
+def build_wheel_library(wheel: str, folder: Path) -> Path:
+    """Compile the library of another platform with `ziglang`; the file in the folder.
+
+    Args:
+        wheel: a tag of `WHEELS`.
+        folder: where the file goes.
+    """
+    if wheel not in WHEELS:
+        raise BuildError(f"CAFFNET_WHEEL must be one of {', '.join(WHEELS)}, got {wheel!r}.")
+    folder.mkdir(parents=True, exist_ok=True)
+    system = {"win": "win32", "macosx": "darwin", "manylinux": "linux"}[wheel.split("_")[0]]
+    compiler = [sys.executable, "-m", "ziglang", "cc", "-target", WHEELS[wheel]]
+    return build(folder / NAMES[system], compiler, ["-s"], system, WHEELS[wheel].split("-")[0])
+
+
+def build(
+    target: Path = LIBRARY,
+    compiler: list[str] | None = None,
+    extra: list[str] | None = None,
+    system: str = sys.platform,
+    machine: str = platform.machine(),
+) -> Path:
     """Compile the library.
 
     Args:
         target: where it goes; it is replaced in one step.
         compiler: the command; `find_compiler` if None.
         extra: more flags, as ``["-fsanitize=address"]``.
+        system: that the library is for, as `sys.platform`.
+        machine: likewise, as `platform.machine`.
 
     Raises:
         BuildError: there is no compiler, or it fails.
@@ -70,7 +105,7 @@ def build(target: Path = LIBRARY, compiler: list[str] | None = None, extra: list
     if compiler is None:
         raise BuildError("There is no C compiler: install gcc or clang, set CC, or pip install ziglang.")
     flags = [*FLAGS, *shlex.split(os.environ.get("CFLAGS", "")), *(extra or [])]
-    x86 = platform.machine().lower() in ("x86_64", "amd64")
+    x86 = machine.lower() in ("x86_64", "amd64")
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".build-") as folder:
         objects = []
 
@@ -83,8 +118,9 @@ def build(target: Path = LIBRARY, compiler: list[str] | None = None, extra: list
             compile_file("kernel.c", name, f"-DISA={name}", *options)
         more = ["-DCAFFNET_AVX"] if x86 else []
         compile_file("dispatch.c", "dispatch", f"-DCAFFNET_SOURCES={source_hash()}", *more)
+        compile_file("onnx.c", "onnx")
         made = Path(folder) / target.name
-        math = [] if sys.platform == "win32" else ["-lm"]
+        math = [] if system == "win32" else ["-lm"]
         _run([*compiler, *flags, "-shared", *objects, "-o", str(made), *math])
         os.replace(made, target)
     return target

@@ -18,11 +18,36 @@ DECLARE(baseline)
 #ifdef CAFFNET_AVX
 DECLARE(avx2)
 DECLARE(avx512)
+#include <cpuid.h>
+
+enum { UNKNOWN, BASELINE, AVX2, AVX512 };
+
+/* What the processor has and the system saves. Not __builtin_cpu_supports, which needs an object that the run-time
+   libraries of some compilers (zig) lack. */
+static int ask_processor(void) {
+    const unsigned fma_xsave_avx = 1u << 12 | 1u << 27 | 1u << 28, avx2 = 1u << 5;
+    const unsigned avx512_f_dq_vl = 1u << 16 | 1u << 17 | 1u << 31;
+    unsigned a, b, c, d, saved, high;
+    if (!__get_cpuid(1, &a, &b, &c, &d) || (c & fma_xsave_avx) != fma_xsave_avx) return BASELINE;
+    __asm__ volatile("xgetbv" : "=a"(saved), "=d"(high) : "c"(0));
+    if ((saved & 0x06) != 0x06 || !__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(b & avx2)) return BASELINE;
+    return (saved & 0xe6) == 0xe6 && (b & avx512_f_dq_vl) == avx512_f_dq_vl ? AVX512 : AVX2;
+}
+
+/* Asked once: in a virtual machine the question takes longer than a small projection. Two threads that ask at the same
+   time get the same answer. */
+static _Atomic int processor;
+
+static int best(void) {
+    int found = processor;
+    if (found == UNKNOWN) processor = found = ask_processor();
+    return found;
+}
+
 #define PICK(function, arguments)                                                                                    \
-    (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("fma")        \
-         ? function##_avx512 arguments                                                                               \
-     : __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? function##_avx2 arguments                   \
-                                                                       : function##_baseline arguments)
+    (best() == AVX512 ? function##_avx512 arguments                                                                  \
+     : best() == AVX2 ? function##_avx2 arguments                                                                    \
+                      : function##_baseline arguments)
 #else
 #define PICK(function, arguments) function##_baseline arguments
 #endif

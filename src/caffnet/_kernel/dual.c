@@ -146,7 +146,7 @@ FN Index dual(Work *work, const double *g, double *y, const int8_t *start, doubl
     const Rows *s = &work->rows;
     Face *face = &work->face;
     const CaffnetTolerances *t = &work->t;
-    Index n = s->n, waiting = 0, rounds = 10 * (s->m + n) + 100;
+    Index n = s->n, waiting = 0, rounds = CAFFNET_ROUNDS(n, s->m);
     int settled = 0;
     double scale = largest(g, n), at = 0.0;
     if (start == face->held) settle(s, face, g, y, t);

@@ -7,7 +7,7 @@ typedef struct {
 } Pool;
 
 FN void *take(Pool *pool, size_t count, size_t size) {
-    void *place = pool->memory + pool->used;
+    void *place = pool->memory ? pool->memory + pool->used : NULL; /* NULL: only the size is asked for */
     pool->used += (count * size + 63) / 64 * 64;
     return place;
 }

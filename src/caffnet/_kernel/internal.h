@@ -9,7 +9,7 @@
 #include "kernel.h"
 
 #ifdef __CUDACC__
-#define FN static __device__ inline
+#define FN static __device__ __noinline__ /* all in one function would keep the compiler busy for an hour */
 #define INLINE static __device__ __forceinline__
 #define RESTRICT __restrict__
 #else

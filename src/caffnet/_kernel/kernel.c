@@ -8,6 +8,8 @@
 #endif
 #if defined(_WIN32) && !defined(ISA)
 #define EXPORT __declspec(dllexport)
+#elif defined(__CUDACC__)
+#define EXPORT CAFFNET_FUNCTION
 #else
 #define EXPORT
 #endif

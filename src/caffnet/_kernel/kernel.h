@@ -24,6 +24,12 @@
 
 #include <stdint.h>
 
+#ifdef __CUDACC__
+#define CAFFNET_FUNCTION extern "C" __device__
+#else
+#define CAFFNET_FUNCTION
+#endif
+
 enum { CAFFNET_INSIDE, CAFFNET_PROJECTED, CAFFNET_WITHIN_TOL, CAFFNET_INFEASIBLE, CAFFNET_INVALID };
 enum { CAFFNET_FULL, CAFFNET_LITE, CAFFNET_ACTIVE, CAFFNET_PAPER };
 
@@ -71,16 +77,21 @@ typedef struct {
     double gap, radius;
 } CaffnetProof;
 
+/* The most rounds of one dual active-set search, each of which adds a row and drops at most n: a bound on its time. */
+#define CAFFNET_ROUNDS(n, m) (10 * ((m) + (n)) + 100)
+
 /* Bytes of workspace for one call at a time. */
-int64_t caffnet_workspace(int64_t n, int64_t m, int64_t search, int64_t metric);
+CAFFNET_FUNCTION int64_t caffnet_workspace(int64_t n, int64_t m, int64_t search, int64_t metric);
 
 /* Answers samples first .. last-1; returns how many are INFEASIBLE or INVALID, or -1 if cancelled. */
-int64_t caffnet_solve(const CaffnetBatch *batch, int64_t first, int64_t last, void *memory);
+CAFFNET_FUNCTION int64_t caffnet_solve(const CaffnetBatch *batch, int64_t first, int64_t last, void *memory);
 
 /* Adds up the gradients of samples first .. last-1 from value and active as caffnet_solve left them. */
-void caffnet_gradient(const CaffnetBatch *batch, const CaffnetGradients *to, int64_t first, int64_t last, void *memory);
+CAFFNET_FUNCTION void caffnet_gradient(const CaffnetBatch *batch, const CaffnetGradients *to, int64_t first, int64_t last,
+                                       void *memory);
 
 /* Writes the multipliers of the rows in conflict in an INFEASIBLE sample, in the user's units, (m,), and the proof. */
-void caffnet_conflict(const CaffnetBatch *batch, int64_t sample, double *multiplier, CaffnetProof *proof, void *memory);
+CAFFNET_FUNCTION void caffnet_conflict(const CaffnetBatch *batch, int64_t sample, double *multiplier, CaffnetProof *proof,
+                                       void *memory);
 
 #endif

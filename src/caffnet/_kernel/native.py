@@ -14,6 +14,7 @@ import struct
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,8 +23,10 @@ from torch import Tensor
 from caffnet import tolerance
 from caffnet._kernel import build
 from caffnet._solve.problem import Answer, Options, Problem, is_diagonal
+from caffnet._solve.tracing import remember
 from caffnet.errors import KernelError
 
+CORES = (2, 1, 1, 2)  # the axes of one sample in A, lower, upper and the metric
 SEARCHES = {"full": 0, "lite": 1, "active": 2, "paper": 3}
 _WORTH_A_THREAD = 20_000  # numbers in A for one more thread: what is computed while a thread is woken
 _LONG = 2e8  # multiply-adds: about a second; such a call runs beside the main thread, which Ctrl-C can then stop
@@ -66,12 +69,18 @@ def _library() -> ctypes.CDLL:
     return library
 
 
+def library_path() -> Path:
+    """The compiled kernel as a file, up to date; it is also a library of operators for ONNX Runtime."""
+    _library()
+    return build.LIBRARY
+
+
 _own = threading.local()
 
 
 def _memory(n: int, m: int, search: int, metric: bool) -> int:
     """The address of workspace that belongs to this thread."""
-    size = _workspace_size(n, m, search, metric)
+    size = workspace_size(n, m, search, metric)
     held = getattr(_own, "memory", None)
     if held is None or held.numel() < size:
         held = _own.memory = torch.empty(size, dtype=torch.uint8)
@@ -79,12 +88,13 @@ def _memory(n: int, m: int, search: int, metric: bool) -> int:
 
 
 @functools.lru_cache(maxsize=1024)
-def _workspace_size(n: int, m: int, search: int, metric: bool) -> int:
+def workspace_size(n: int, m: int, search: int, metric: bool = False) -> int:
+    """Bytes of workspace for one call at a time; `search` is a number of `SEARCHES`."""
     return _library().caffnet_workspace(n, m, search, metric)
 
 
-@functools.lru_cache(maxsize=1024)
-def _tolerances(dtype: torch.dtype, n: int) -> tuple[float, ...]:
+@remember
+def tolerances(dtype: torch.dtype, n: int) -> tuple[float, ...]:
     """The fields of CaffnetTolerances."""
     return (
         tolerance.feasibility(dtype, n),
@@ -110,7 +120,7 @@ def _kinds(row_kinds: str) -> tuple[bytes, int]:
 # ------------------------------------------------------------------------------------------------- arrays
 
 
-def _lines(t: Tensor, core: int) -> Tensor:
+def lines(t: Tensor, core: int) -> Tensor:
     """A tensor whose samples, ``core`` last axes each, lie one after the other or are one and the same."""
     if t.is_neg():
         t = t.resolve_neg()
@@ -122,22 +132,28 @@ def _lines(t: Tensor, core: int) -> Tensor:
 
 
 def _step(t: Tensor, core: int) -> int:
-    """How far apart the samples of `_lines` are: 0 where all share one."""
+    """How far apart the samples of `lines` are: 0 where all share one."""
     return t.stride(0) if t.ndim > core and t.shape[0] > 1 else 0
 
 
-class _Batch:
+class Batch:
     """A CaffnetBatch with the tensors whose addresses it holds."""
 
     def __init__(
-        self, p: Problem, options: Options, answer: Answer, start: Tensor | None, cancel: ctypes.c_int32 | None
+        self,
+        p: Problem,
+        options: Options,
+        answer: Answer,
+        start: Tensor | None,
+        cancel: ctypes.c_int32 | None,
+        device_kinds: Tensor | None = None,
     ):
-        f, A, lower, upper = _lines(p.f, 1), _lines(p.A, 2), _lines(p.lower, 1), _lines(p.upper, 1)
-        w = None if p.w is None else _lines(p.w, 1)
-        metric = None if p.metric is None else _lines(p.metric, 2)
+        f, A, lower, upper = lines(p.f, 1), lines(p.A, 2), lines(p.lower, 1), lines(p.upper, 1)
+        w = None if p.w is None else lines(p.w, 1)
+        metric = None if p.metric is None else lines(p.metric, 2)
         self.samples, self.n = f.shape
         self.m, self.search = A.shape[-2], SEARCHES[options.search]
-        kinds, kinds_at = _kinds(p.row_kinds)
+        kinds, kinds_at = _kinds(p.row_kinds) if device_kinds is None else (device_kinds, device_kinds.data_ptr())
         choice = answer.choice
         self.metric = metric is not None
         self.kept = (f, w, A, lower, upper, metric, kinds, start, answer, cancel)
@@ -171,7 +187,7 @@ class _Batch:
             0 if choice is None else choice.data_ptr(),
             0 if cancel is None else ctypes.addressof(cancel),
             options.norm,
-            *_tolerances(f.dtype, self.n),
+            *tolerances(f.dtype, self.n),
         )
 
     def memory(self) -> int:
@@ -181,11 +197,12 @@ class _Batch:
 def empty_answer(f: Tensor, m: int, search: str) -> Answer:
     """Room for the answers of a batch."""
     samples, n = f.shape
-    choice = torch.empty(samples, n, dtype=torch.int32) if search == "paper" else None
+    at = f.device
+    choice = torch.empty(samples, n, dtype=torch.int32, device=at) if search == "paper" else None
     return Answer(
-        torch.empty(samples, n, dtype=f.dtype),
-        torch.empty(samples, dtype=torch.int8),
-        torch.empty(samples, m, dtype=torch.int8),
+        torch.empty(samples, n, dtype=f.dtype, device=at),
+        torch.empty(samples, dtype=torch.int8, device=at),
+        torch.empty(samples, m, dtype=torch.int8, device=at),
         choice,
     )
 
@@ -206,7 +223,7 @@ def solve(problem: Problem, options: Options, start: Tensor | None = None) -> tu
     cancel = ctypes.c_int32(0) if long else None
     if start is not None:
         start = start.contiguous()
-    batch, call = _Batch(problem, options, answer, start, cancel), _library().caffnet_solve
+    batch, call = Batch(problem, options, answer, start, cancel), _library().caffnet_solve
 
     def part(first: int, last: int) -> int:
         return call(batch.packed, first, last, batch.memory())
@@ -227,30 +244,34 @@ def gradient(
         torch.zeros(t.shape, dtype=torch.float64) if want and t is not None else None
         for t, want in zip((p.A, p.lower, p.upper, p.metric), wanted[2:], strict=True)
     ]
-    cores = (2, 1, 1, 2)
-    v = _lines(v, 1)
-    batch = _Batch(p, options, answer, None, None)
-    to = _GRADIENTS.pack(
-        v.data_ptr(),
-        _step(v, 1),
-        *(0 if t is None else t.data_ptr() for t in (to_f, to_w, *sums)),
-        *(0 if t is None else t.stride(0) if t.ndim > core else 0 for t, core in zip(sums, cores, strict=True)),
-    )
+    v = lines(v, 1)
+    batch = Batch(p, options, answer, None, None)
+    to = pack_gradients(v, to_f, to_w, sums)
     call = _library().caffnet_gradient
 
     def part(first: int, last: int) -> None:
         call(batch.packed, to, first, last, batch.memory())
 
     # What all samples add up in one place is not for several threads.
-    summed = any(t is not None and t.ndim == core for t, core in zip(sums, cores, strict=True))
+    summed = any(t is not None and t.ndim == core for t, core in zip(sums, CORES, strict=True))
     _in_parts(part, batch.samples, 0 if summed else batch.m * batch.n, None)
     return to_f, to_w, *(None if t is None else t.to(p.f.dtype) for t in sums)
+
+
+def pack_gradients(v: Tensor, to_f: Tensor | None, to_w: Tensor | None, sums: list[Tensor | None]) -> bytes:
+    """A CaffnetGradients: `v` as `lines` gave it, `sums` for A, lower, upper and the metric."""
+    return _GRADIENTS.pack(
+        v.data_ptr(),
+        _step(v, 1),
+        *(0 if t is None else t.data_ptr() for t in (to_f, to_w, *sums)),
+        *(0 if t is None else t.stride(0) if t.ndim > core else 0 for t, core in zip(sums, CORES, strict=True)),
+    )
 
 
 def conflict(problem: Problem, options: Options, sample: int) -> tuple[Tensor, float, float]:
     """Multipliers ``(m,)`` of the rows in conflict in an infeasible sample, the gap and the radius of the proof."""
     answer = empty_answer(problem.f, problem.A.shape[-2], options.search)
-    batch = _Batch(problem, options, answer, None, None)
+    batch = Batch(problem, options, answer, None, None)
     multipliers, proof = torch.zeros(batch.m, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
     _library().caffnet_conflict(batch.packed, sample, multipliers.data_ptr(), proof.data_ptr(), batch.memory())
     return multipliers, *proof.tolist()

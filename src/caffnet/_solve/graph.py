@@ -2,8 +2,8 @@
 
 `full` lists the complete set Γ: every choice of linearly independent rows, each at one of its sides, with the
 equalities. `lite` lists single rows and minimal faces, which have as many rows as are independent. The list depends on
-the shape of the problem alone; the numbers enter as plain arithmetic. Nothing can raise in a graph: a sample without an
-answer is NaN.
+the shape of the problem alone; the numbers enter as plain arithmetic. Nothing can raise in a graph, and it proves
+nothing: a sample without a candidate is NaN and INFEASIBLE, NaN and infinite data are INVALID.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def check_search(row_kinds: str, n: int, options: Options) -> str:
     if search not in ("full", "lite"):
         raise ConstraintError(
             f'search={search!r} cannot be exported as plain operations: use search="full" or "lite" for a set of few '
-            "rows, or keep the layer in Python."
+            "rows, or export with the operator of the library (caffnet.deploy)."
         )
     sizes = subset_sizes(row_kinds, n, search == "lite")
     count, k = count_subsets(row_kinds, sizes), row_kinds.count(EQUAL) + max(sizes, default=0)
@@ -55,10 +55,29 @@ def check_search(row_kinds: str, n: int, options: Options) -> str:
     if needed > options.budget:
         raise BudgetError(
             f"The exported graph would hold {count:.3g} sub-constraints and need about {needed / 2**20:.3g} MiB; the "
-            f"budget is {options.budget / 2**20:.3g} MiB. Keep the layer in Python, use fewer rows, or raise budget="
-            " (bytes)."
+            f"budget is {options.budget / 2**20:.3g} MiB. Export with the operator of the library "
+            "(caffnet.deploy), use fewer rows, or raise budget= (bytes)."
         )
     return search
+
+
+def check_options(options: Options) -> None:
+    """Refuse what plain operations cannot keep.
+
+    Raises:
+        ConstraintError: the graph would behave in another way than the layer in Python.
+    """
+    if options.strict:
+        raise ConstraintError(
+            "strict=True decides in exact arithmetic, which plain operations cannot hold: export with strict=False, or "
+            "with the operator of the library (caffnet.deploy)."
+        )
+    if options.on_infeasible != "nan":
+        what = "raise" if options.on_infeasible == "raise" else "find the point of least violation"
+        raise ConstraintError(
+            f"on_infeasible={options.on_infeasible!r}: plain operations cannot {what}. Export a layer with "
+            'on_infeasible="nan" and look at the status, or export with the operator of the library (caffnet.deploy).'
+        )
 
 
 def solve(problem: Problem, options: Options) -> Answer:
@@ -79,11 +98,21 @@ def solve(problem: Problem, options: Options) -> Answer:
     y = _polish(rows, chosen, sides, p.row_kinds, g)
     good = found & _accepts(rows, y, g)
     status = torch.where(inside, Status.INSIDE, torch.where(good, Status.PROJECTED, Status.INFEASIBLE))
+    sound = _is_sound(p)
+    status, good, inside = torch.where(sound, status, Status.INVALID), good & sound, inside & sound
     value = torch.where(inside.unsqueeze(-1), f, torch.where(good.unsqueeze(-1), y, math.nan))
     active = torch.zeros(samples, m, dtype=torch.int8, device=f.device)
     active = active.scatter_add(-1, chosen, sides) if chosen.shape[-1] else active
     held = good & ~inside
     return Answer(value, status.to(torch.int8), torch.where(held.unsqueeze(-1), active, 0))
+
+
+def _is_sound(p: Problem) -> Tensor:
+    """Samples whose data are numbers, ``(B,)``: all finite but for bounds that are none; equalities have one."""
+    equal = torch.tensor([kind == EQUAL for kind in p.row_kinds], dtype=torch.bool, device=p.f.device)
+    rows = p.A.isfinite().all(-1) & ~p.lower.isnan() & ~p.upper.isnan() & ~(equal & p.upper.isinf())
+    outputs = p.f.isfinite() if p.w is None else p.f.isfinite() & (p.f + p.w).isfinite()
+    return outputs.all(-1) & rows.all(-1)
 
 
 # ------------------------------------------------------------------------------------------------- the list

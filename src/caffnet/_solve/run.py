@@ -1,8 +1,9 @@
 """Where a batch is solved: by the kernel, as one opaque operation for tracers, or as plain arithmetic to be exported.
 
-`torch.compile` and `torch.func.vmap` cannot look into compiled code, so for them the kernel is one operation: compiled
-graphs call it as it is (and it still raises), a mapped axis becomes more samples. An exported graph has no Python
-behind it; there the sub-constraints are enumerated in plain arithmetic (`graph`).
+`torch.compile`, `torch.export` and `torch.func.vmap` cannot look into compiled code, so for them the kernel is one
+operation: graphs call it as it is (and it still raises), a mapped axis becomes more samples. For C++ it is defined over
+the same kernel (`caffnet.deploy`). Where a graph must run without it, the sub-constraints are enumerated in plain
+arithmetic (`graph`).
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from caffnet._kernel import native
+from caffnet._kernel import gpu, native
 from caffnet._solve import graph
 from caffnet._solve.infeasible import report
 from caffnet._solve.problem import Answer, Options, Problem
-from caffnet._solve.tracing import are_concrete, is_compiling, is_exporting, no_autocast
+from caffnet._solve.tracing import are_concrete, is_compiling, is_exporting_plain, no_autocast
 
 
 def solve(problem: Problem, options: Options, start: Tensor | None = None) -> Answer:
@@ -32,7 +33,7 @@ def solve(problem: Problem, options: Options, start: Tensor | None = None) -> An
     Raises:
         ConstraintError, InfeasibleError: as `report` says.
     """
-    if is_exporting():
+    if is_exporting_plain():
         with no_autocast(problem.f.device.type):
             return graph.solve(problem, options)
     if is_compiling() or not are_concrete(problem.tensors):
@@ -41,6 +42,11 @@ def solve(problem: Problem, options: Options, start: Tensor | None = None) -> An
 
 
 def _native(problem: Problem, options: Options, start: Tensor | None) -> Answer:
+    if problem.f.is_cuda and gpu.is_available():
+        answer, count = gpu.solve(problem, options, start)
+        if options.on_infeasible == "raise" and count.item():  # the one wait for the device
+            report(problem.replace_tensors(*_cpu(*problem.tensors)), Answer(*_cpu(*answer)), options)
+        return answer
     device, near = problem.f.device, problem.f.is_cpu
     here = problem if near else _on_cpu(problem)
     answer, bad = native.solve(here, options, None if start is None else start.cpu())
@@ -63,10 +69,14 @@ def gradient(
     device = problem.f.device
     if problem.f.is_cpu:
         return native.gradient(v, problem, answer, options, wanted)
-    choice = None if answer.choice is None else answer.choice.cpu()
-    there = Answer(answer.value.cpu(), answer.status.cpu(), answer.active.cpu(), choice)
-    found = native.gradient(v.cpu(), _on_cpu(problem), there, options, wanted)
+    if problem.f.is_cuda and gpu.is_available():
+        return gpu.gradient(v, problem, answer, options, wanted)
+    found = native.gradient(v.cpu(), _on_cpu(problem), Answer(*_cpu(*answer)), options, wanted)
     return tuple(None if t is None else t.to(device) for t in found)
+
+
+def _cpu(*tensors: Tensor | None) -> list[Any]:
+    return [None if t is None else t.cpu() for t in tensors]
 
 
 _warned: set[str] = set()
@@ -79,10 +89,10 @@ def _on_cpu(problem: Problem) -> Problem:
         _warned.add(kind)
         warnings.warn(
             f"The projection runs on the CPU: tensors on {kind} are copied there and back. "
-            "Move the layer to the CPU to save the copies.",
+            "Move the layer to the CPU to save the copies, or pip install caffnet[gpu] for an NVIDIA GPU.",
             stacklevel=2,
         )
-    return problem.replace_tensors(*(None if t is None else t.cpu() for t in problem.tensors))  # pyright: ignore
+    return problem.replace_tensors(*_cpu(*problem.tensors))
 
 
 # ------------------------------------------------------------------------------------------------- for tracers
@@ -94,7 +104,8 @@ def pack(problem: Problem, options: Options) -> tuple:
     # Each name after its length: a name may be empty, or hold anything. A row without a name has length -1.
     labels = "" if p.labels is None else "".join("-1:" if name is None else f"{len(name)}:{name}" for name in p.labels)
     chosen = (options.search, options.norm, options.strict, options.on_infeasible, options.gradient, options.budget)
-    return (p.row_kinds, labels, list(p.batch_shape), *chosen)
+    # Tolerances for C++, which has no tolerance.py.
+    return (p.row_kinds, labels, list(p.batch_shape), *chosen, list(native.tolerances(p.f.dtype, int(p.f.shape[-1]))))
 
 
 def unpack(
@@ -109,7 +120,7 @@ def unpack(
         labels = labels[length:]
     f, w, A, lower, upper, metric = tensors
     problem = Problem(f, w, A, lower, upper, metric, row_kinds, tuple(names) or None, tuple(batch_shape))
-    return problem, Options(*options)
+    return problem, Options(*options[:-1])
 
 
 def _opaque(problem: Problem, options: Options) -> Answer:
@@ -119,11 +130,13 @@ def _opaque(problem: Problem, options: Options) -> Answer:
 _TENSORS = "Tensor f, Tensor? w, Tensor A, Tensor lower, Tensor upper, Tensor? metric"
 _PACKED = (
     "str row_kinds, str labels, SymInt[] batch_shape, str search, float norm, bool strict, str on_infeasible, "
-    "str gradient, int budget"
+    "str gradient, int budget, float[] tolerances"
 )
 # Defined by schema, not by decorator: that adds three layers of Python to every call of a compiled graph.
 _operations = torch.library.Library("caffnet", "DEF")
-_operations.define(f"solve({_TENSORS}, {_PACKED}) -> (Tensor, Tensor, Tensor)")
+#: Of the operation that graphs hold; deploy/sources/torch_operator.cpp defines the same one for C++.
+SOLVE_SCHEMA = f"solve({_TENSORS}, {_PACKED}) -> (Tensor, Tensor, Tensor)"
+_operations.define(SOLVE_SCHEMA)
 _operations.define(
     f"gradient(Tensor v, {_TENSORS}, Tensor value, Tensor status, Tensor active, bool[] wanted, {_PACKED}) "
     "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"

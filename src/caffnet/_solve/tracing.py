@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -41,8 +41,26 @@ def is_compiling() -> bool:
 
 
 def is_exporting() -> bool:
-    """Whether torch.export traces this code: the graph will run without Python."""
+    """Whether torch.export traces this code: the graph may run without Python."""
     return torch.compiler.is_exporting()
+
+
+_plain: list[bool] = []  # one entry for each context of `plain_operations`; not a ContextVar, which dynamo cannot read
+
+
+@contextlib.contextmanager
+def plain_operations() -> Iterator[None]:
+    """A context in which exported graphs hold plain operations only, not the operation of the library."""
+    _plain.append(True)
+    try:
+        yield
+    finally:
+        _plain.pop()
+
+
+def is_exporting_plain() -> bool:
+    """Whether an exported graph must hold plain operations only: in `plain_operations`, or in torch.onnx.export."""
+    return is_exporting() and (len(_plain) > 0 or torch.onnx.is_in_onnx_export())
 
 
 def is_jit_tracing() -> bool:

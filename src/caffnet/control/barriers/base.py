@@ -66,7 +66,8 @@ class Barrier:
         if is_exporting():
             raise ConstraintError(
                 f"The gradient of {type(self).__name__} comes from automatic differentiation, which torch.export does "
-                "not hold: define evaluate(x) in a subclass, with the gradient written out."
+                "not hold: define evaluate(x) in a subclass, with the gradient written out, or write C with "
+                "caffnet.deploy.to_c, which differentiates."
             )
         if x.numel() == 0:  # vmap takes no empty batch
             value = checked(x)

@@ -1,0 +1,230 @@
+"""The kernel on an NVIDIA GPU: compiled for the device by NVRTC at the first call, one launch for a batch.
+
+It is the same C source (gpu.cu wraps it), so it decides, proves and differentiates as on the CPU. A thread takes one
+sample after the other; its workspace is global memory. Nothing waits for the device but the count of bad samples, and
+that only where they raise. ``python -m caffnet._kernel.gpu`` compares the device with the CPU; with
+``sm_70 sm_80`` it compiles for these and tells registers and spills.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import hashlib
+import importlib.util
+import os
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from caffnet._kernel import build, native
+from caffnet._solve.problem import Answer, Options, Problem
+from caffnet.errors import KernelError
+
+SOLVE, GRADIENT = "caffnet_solve_batch", "caffnet_gradient_batch"
+BLOCK = 64  # threads: samples differ in their steps, so few wait for each other
+MOST_WORKSPACE = 2**30  # bytes; a larger batch takes turns
+# What the files include of the C library; NVRTC has the functions built in.
+_HEADERS = {
+    "math.h": "#define HUGE_VAL __longlong_as_double(0x7ff0000000000000LL)\n"
+    "#define NAN __longlong_as_double(0x7ff8000000000000LL)\n",
+    "stddef.h": "#define NULL 0\n",
+    "string.h": "",
+    "stdint.h": "typedef signed char int8_t; typedef int int32_t; typedef long long int64_t;\n"
+    "typedef unsigned int uint32_t; typedef unsigned long long uint64_t; typedef unsigned long long uintptr_t;\n",
+}
+
+
+@functools.cache
+def is_available() -> bool:
+    """Whether there is a GPU and the package of the extra ``gpu``."""
+    if not torch.cuda.is_available() or importlib.util.find_spec("cuda") is None:
+        return False
+    return importlib.util.find_spec("cuda.bindings") is not None
+
+
+# ------------------------------------------------------------------------------------------------- the calls
+
+
+def solve(problem: Problem, options: Options, start: Tensor | None = None) -> tuple[Answer, Tensor]:
+    """Answer every sample where the tensors are; also returns how many are bad, ``(1,)``, on the device."""
+    answer = native.empty_answer(problem.f, problem.A.shape[-2], options.search)
+    kinds = _kinds(problem.row_kinds, problem.f.device)
+    batch = native.Batch(problem, options, answer, start, None, kinds)
+    bad = torch.zeros(1, dtype=torch.int64, device=problem.f.device)
+    memory, room, threads = _workspace(batch, problem.f.device)
+    launch(SOLVE, [batch.packed, *map(_word, (memory.data_ptr(), room, bad.data_ptr()))], threads, problem.f.device)
+    return answer, bad
+
+
+def gradient(
+    v: Tensor, problem: Problem, answer: Answer, options: Options, wanted: tuple[bool, ...]
+) -> tuple[Tensor | None, ...]:
+    """Gradients for f, w, A, lower, upper and the metric, where `wanted`, for an incoming gradient `v`."""
+    p, device = problem, problem.f.device
+    samples = p.f.shape[0]
+    to_f = torch.empty_like(p.f, memory_format=torch.contiguous_format) if wanted[0] else None
+    to_w = torch.empty_like(p.f, memory_format=torch.contiguous_format) if wanted[1] and p.w is not None else None
+    # One line for each sample, summed afterwards: samples must not write to one place.
+    lines = [
+        torch.zeros(samples, *t.shape[t.ndim - core :], dtype=torch.float64, device=device)
+        if want and t is not None
+        else None
+        for t, want, core in zip((p.A, p.lower, p.upper, p.metric), wanted[2:], native.CORES, strict=True)
+    ]
+    batch = native.Batch(p, options, answer, None, None, _kinds(p.row_kinds, device))
+    to = native.pack_gradients(v := native.lines(v, 1), to_f, to_w, lines)
+    memory, room, threads = _workspace(batch, device)
+    launch(GRADIENT, [batch.packed, to, *map(_word, (memory.data_ptr(), room))], threads, device)
+    del v  # alive until the launch is queued
+    sums = [
+        None if t is None or whole is None else (t.sum(0) if whole.ndim == core else t).to(p.f.dtype)
+        for t, whole, core in zip(lines, (p.A, p.lower, p.upper, p.metric), native.CORES, strict=True)
+    ]
+    return to_f, to_w, *sums
+
+
+@functools.lru_cache(maxsize=64)
+def _kinds(row_kinds: str, device: torch.device) -> Tensor:
+    """The kinds of the rows in the memory of the device."""
+    return torch.frombuffer(bytearray(row_kinds.encode() or b"\0"), dtype=torch.uint8).to(device)
+
+
+def _workspace(batch: native.Batch, device: torch.device) -> tuple[Tensor, int, int]:
+    """Memory, the bytes of each thread, and the number of threads."""
+    room = -(-native.workspace_size(batch.n, batch.m, batch.search, batch.metric) // 64) * 64
+    threads = max(1, min(batch.samples, MOST_WORKSPACE // room))
+    threads = threads if threads < BLOCK else threads // BLOCK * BLOCK
+    return torch.empty(threads * room, dtype=torch.uint8, device=device), room, threads
+
+
+def _word(number: int) -> bytes:
+    return number.to_bytes(8, "little")
+
+
+# ------------------------------------------------------------------------------------------------- the device
+
+
+def compile_for(architecture: str, verbose: bool = False) -> tuple[bytes, str]:
+    """The kernel for an architecture, and what the compiler says. Needs no GPU.
+
+    Args:
+        architecture: ``"sm_80"`` gives machine code, ``"compute_80"`` its intermediate form (PTX), in a few seconds.
+        verbose: also say how many registers are used and how much is spilled.
+
+    Raises:
+        KernelError: it does not compile.
+    """
+    from cuda.bindings import nvrtc  # pyright: ignore
+
+    files = {path.name: path.read_text() for path in (*build.HERE.glob("*.c"), *build.HERE.glob("*.h"))} | _HEADERS
+    names, texts = [name.encode() for name in files], [text.encode() for text in files.values()]
+    source = (build.HERE / "gpu.cu").read_text().encode()
+    _, program = nvrtc.nvrtcCreateProgram(source, b"gpu.cu", len(names), texts, names)
+    # Products are not fused, as on the CPU.
+    options = [f"--gpu-architecture={architecture}".encode(), b"--fmad=false", b"--std=c++17"]
+    options += [b"--ptxas-options=-v"] if verbose else []
+    (failed,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
+    _, size = nvrtc.nvrtcGetProgramLogSize(program)
+    log = b" " * size
+    nvrtc.nvrtcGetProgramLog(program, log)
+    said = log.decode(errors="replace").strip("\0 \n")
+    if failed:
+        raise KernelError(f"The kernel does not compile for {architecture}: {said[-4000:]}")
+    machine = architecture.startswith("sm_")
+    _, size = (nvrtc.nvrtcGetCUBINSize if machine else nvrtc.nvrtcGetPTXSize)(program)
+    code = b" " * size
+    (nvrtc.nvrtcGetCUBIN if machine else nvrtc.nvrtcGetPTX)(program, code)
+    return code, said
+
+
+def _compiled(architecture: str) -> bytes:
+    """The machine code for an architecture: compiled once, then kept in the cache of the user.
+
+    Compiling takes a minute or more; the file is named by all that goes into it.
+    """
+    texts = [path.read_bytes() for path in sorted(build.HERE.glob("*.[ch]*")) if path.suffix in (".c", ".h", ".cu")]
+    digest = hashlib.sha256(b"\0".join(texts)).hexdigest()[:16]
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "caffnet"
+    path = cache / f"{architecture}-{digest}.cubin"
+    if path.exists():
+        return path.read_bytes()
+    code, _ = compile_for(architecture)
+    with contextlib.suppress(OSError):  # a cache that cannot be written costs time, not answers
+        cache.mkdir(parents=True, exist_ok=True)
+        fresh = path.with_suffix(f".{os.getpid()}")
+        fresh.write_bytes(code)
+        os.replace(fresh, path)
+    return code
+
+
+@functools.cache
+def _functions(device: int) -> dict[str, int]:
+    """The functions of the kernel on a device."""
+    from cuda.bindings import driver  # pyright: ignore
+
+    major, minor = torch.cuda.get_device_capability(device)
+    code = _compiled(f"sm_{major}{minor}")
+    error, module = driver.cuModuleLoadData(code)
+    if error:
+        raise KernelError(f"The kernel cannot be loaded on device {device}: {error}.")
+    return {name: driver.cuModuleGetFunction(module, name.encode())[1] for name in (SOLVE, GRADIENT)}
+
+
+def launch(name: str, arguments: Sequence[bytes], threads: int, device: torch.device) -> None:
+    """Queue one launch on torch's current stream of the device."""
+    from cuda.bindings import driver  # pyright: ignore
+
+    with torch.cuda.device(device):
+        function = _functions(torch.cuda.current_device())[name]
+        stream = torch.cuda.current_stream(device).cuda_stream
+        kept = [ctypes.create_string_buffer(a, len(a)) for a in arguments]
+        addresses = (ctypes.c_void_p * len(kept))(*(ctypes.addressof(a) for a in kept))
+        block = min(threads, BLOCK)
+        grid = -(-threads // block)
+        at = ctypes.addressof(addresses)
+        (error,) = driver.cuLaunchKernel(function, grid, 1, 1, block, 1, 1, 0, stream, at, 0)
+    if error:
+        raise KernelError(f"The kernel cannot be launched on {device}: {error}.")
+
+
+def main(*architectures: str) -> int:
+    """Compare the device with the CPU on random problems; or compile for architectures and tell what they use."""
+    for architecture in architectures:
+        code, said = compile_for(architecture, verbose=True)
+        for name in (SOLVE, GRADIENT):
+            used = re.search(rf"for {name}\n.*?(\d+) bytes spill stores.*?Used (\d+) registers", said, re.DOTALL)
+            spilled, registers = used.groups() if used else ("?", "?")
+            sys.stdout.write(f"{architecture} {name}: {registers} registers, {spilled} bytes spilled\n")
+        sys.stdout.write(f"{architecture}: {len(code)} bytes\n")
+    if architectures:
+        return 0
+    if not is_available():
+        sys.stdout.write("There is no GPU here, or cuda-bindings is missing: pip install caffnet[gpu].\n")
+        return 2
+    stream, worst = torch.Generator(), 0.0  # its first state is always the same
+    for n, m, samples in ((1, 3, 100), (2, 13, 5000), (8, 32, 1000), (30, 105, 300)):
+        A, f = (torch.randn(*s, dtype=torch.float64, generator=stream) for s in ((m, n), (samples, n)))
+        bound = torch.ones(m, dtype=torch.float64)
+        problem = Problem(3 * f, None, A, -bound, bound, None, "B" * m, None, (samples,))
+        options = Options(search="active", on_infeasible="nearest")
+        there = problem.replace_tensors(*(None if t is None else t.cuda() for t in problem.tensors))  # pyright: ignore
+        (here, _), (found, _) = native.solve(problem, options), solve(there, options)
+        slopes = native.gradient(f, problem, here, options, (True, False, True, True, True))
+        others = gradient(f.cuda(), there, found, options, (True, False, True, True, True))
+        pairs = [(here.value, found.value), *((a, b) for a, b in zip(slopes, others, strict=True) if a is not None)]
+        worst = max(worst, *(float((a - b.cpu()).abs().max()) for a, b in pairs if b is not None))
+        if not torch.equal(here.status, found.status.cpu()):
+            sys.stdout.write(f"n = {n}, m = {m}: the status differs.\n")
+            return 1
+    sys.stdout.write(f"The device agrees with the CPU: largest difference {worst:.1e}.\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

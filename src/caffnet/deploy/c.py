@@ -1,0 +1,311 @@
+"""`to_c`: a model, a layer or a set as a folder of C that needs nothing else."""
+
+from __future__ import annotations
+
+import dataclasses
+import keyword
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from caffnet import tolerance
+from caffnet._kernel import native
+from caffnet._solve.prepare import choose_search, count_subsets, subset_sizes
+from caffnet._solve.problem import Options
+from caffnet.constraints import AffineSet
+from caffnet.deploy.network import Dense, read_network
+from caffnet.deploy.program import (
+    Source,
+    copy_kernel,
+    layer_of,
+    outputs_around,
+    read_source,
+    refuse_metric,
+    samples_of,
+)
+from caffnet.deploy.scalars import number_text, write_function
+from caffnet.errors import ConstraintError
+from caffnet.layer import CAffine
+from caffnet.model import CAffNet
+from caffnet.projection import project_checked
+
+SOURCES = Path(__file__).parent / "sources" / "c"
+_TEMPLATES = ("policy.h", "policy.c", "test_policy.c", "CMakeLists.txt")
+
+
+def to_c(
+    model: Source,
+    folder: str | Path,
+    *,
+    inputs: Tensor | None = None,
+    name: str = "policy",
+) -> Path:
+    """Write a policy as C11 that needs no Python, no allocation and no library but that of mathematics.
+
+    The folder has the kernel (``kernel/``), the numbers of the network and the set (``policy_data.c``), two functions
+    (``policy.h``), a test program with the answers of torch (``test_policy.c``), and ``CMakeLists.txt``. A step answers
+    with the value, its status, its active rows and its violation. All memory is one struct of a fixed size.
+
+    Args:
+        model: a `CAffNet` whose networks are made of Linear, ReLU, SiLU, Tanh and BatchNorm1d in a row; or a layer or a
+            set alone, which take the raw output. The rows may depend on the input: their function is then written in C
+            too, if it is made of common operations of torch (every barrier of `caffnet.control` is).
+        folder: where the files go; it is made. Files of these names in it are replaced.
+        inputs: x ``(B, ...)`` for the test program: states that the policy will meet. Random ones if None. Needed where
+            the rows depend on the input and the model is a layer alone.
+        name: begins the names of files, functions and types: two policies fit into one program.
+
+    Returns:
+        The folder.
+
+    Raises:
+        ConstraintError: the model holds something that is not written in C.
+
+    ``on_infeasible="raise"`` becomes the returned status: the value is NaN, as with ``"nan"``.
+
+    >>> import tempfile
+    >>> made = to_c(AffineSet.box(-1.0, 1.0, dim=2), tempfile.mkdtemp())
+    >>> sorted(path.name for path in made.iterdir())[:3]
+    ['CMakeLists.txt', 'kernel', 'policy.c']
+    """
+    if not re.fullmatch("[a-z][a-z0-9_]*", name) or keyword.iskeyword(name) or name.startswith("caffnet"):
+        raise ConstraintError(f"name must be a lower-case identifier that does not begin with caffnet, got {name!r}.")
+    policy = _read(model, inputs)
+    target = Path(folder)
+    copy_kernel(target)
+    files = {template: (SOURCES / template).read_text() for template in _TEMPLATES}
+    files |= {
+        "policy_data.h": _data_header(policy),
+        "policy_data.c": _data(policy),
+        "policy_vectors.h": _vectors(policy),
+    }
+    for template, text in files.items():
+        for old, new in (("policy", name), ("Policy", _camel(name)), ("POLICY", name.upper())):
+            template, text = template.replace(old, new), text.replace(old, new)
+        (target / template).write_text(text)
+    return target
+
+
+def _camel(name: str) -> str:
+    return "".join(part.capitalize() for part in name.split("_")) or "Policy"
+
+
+# ------------------------------------------------------------------------------------------------- reading
+
+
+@dataclasses.dataclass
+class _Policy:
+    """What is written. `backbone` is empty for a layer alone; `rows` are the lines of C of an input-dependent set."""
+
+    layer: CAffine
+    options: Options
+    backbone: list[Dense]
+    null: list[Dense]
+    set: AffineSet  # at the test inputs, where it depends on them
+    rows: list[str] | None
+    x: Tensor  # (B, inputs), test inputs
+    f: Tensor  # (B, n), their raw outputs
+    w: Tensor | None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.f.dtype
+
+
+def _read(source: Source, inputs: Tensor | None) -> _Policy:
+    model = read_source(source, "to_c")
+    net = model if isinstance(model, CAffNet) else None
+    layer = layer_of(model)
+    if layer.null_limit is not None:
+        raise ConstraintError(
+            "null_limit needs a second search, which to_c does not write: export a model with null_limit=None, or use "
+            "to_aot."
+        )
+    backbone = [] if net is None else read_network(net.backbone, "backbone")
+    null = [] if net is None or net.null is None else read_network(net.null, "null-space network")
+    x = samples_of(model, inputs)
+    if x.ndim != 2:
+        raise ConstraintError(f"to_c takes inputs (B, size), got {tuple(x.shape)}.")
+    training = model.training
+    try:
+        model.eval()
+        with torch.no_grad():
+            set = layer.set_at(x)
+            f, w = (outputs_around(set, x), None) if net is None else net.raw(x)
+    finally:
+        model.train(training)
+    if layer.constraint is None and set.batch_shape:
+        raise ConstraintError(f"to_c writes one set that holds for every input, got {set}: index it, set[i].")
+    refuse_metric(set, "to_c")
+    if set.n == 0:
+        raise ConstraintError("to_c needs at least one output.")
+    rows = None if layer.constraint is None else _write_rows(layer, x[0])
+    options = dataclasses.replace(layer._options, on_infeasible=_status_instead(layer._options.on_infeasible))
+    search = choose_search(set.row_kinds, set.n, options.search, options.budget)
+    return _Policy(layer, options.searching(search), backbone, null, set, rows, x, f, w)
+
+
+def _status_instead(on_infeasible: str) -> str:
+    """C has no exceptions: what raises in Python is NaN and a status."""
+    return "nan" if on_infeasible == "raise" else on_infeasible
+
+
+def _write_rows(layer: CAffine, x: Tensor) -> list[str]:
+    def parts(sample: Tensor) -> list[Tensor]:
+        set = layer.set_at(sample)
+        return [set.A, set.lower, set.upper]
+
+    return write_function(parts, x, ["A", "lower", "upper"])
+
+
+# ------------------------------------------------------------------------------------------------- writing
+
+
+def _numbers(values: Iterable[float], double: bool) -> str:
+    """Numbers in lines of at most 120 characters."""
+    lines, line = [], ""
+    for value in values:
+        text = number_text(value, double) + ","
+        if len(line) + len(text) > 118:
+            lines.append(line)
+            line = ""
+        line += (" " if line else "") + text
+    return "\n".join([*lines, line])
+
+
+def _array(declaration: str, values: Tensor | None, double: bool) -> str:
+    """A constant array; of one number where it is empty, which C does not have."""
+    flat = [0.0] if values is None or not values.numel() else values.detach().double().reshape(-1).tolist()
+    return f"{declaration}[] = {{\n{_numbers(flat, double)}\n}};"
+
+
+def _most_steps(policy: _Policy) -> tuple[str, str]:
+    """A bound on the work of a call, as an expression in C, and what it counts."""
+    set, search = policy.set, policy.options.search
+    rounds = f"CAFFNET_ROUNDS({set.n}, {set.m})"
+    if search == "active":
+        return rounds, "rounds of one dual active-set search; each adds a row and drops at most n"
+    sizes = subset_sizes(set.row_kinds, set.n, search == "lite")
+    count = count_subsets(set.row_kinds, sizes)
+    return f"({count} + {rounds})", "sub-constraints looked at, and rounds of one dual active-set search"
+
+
+def _data_header(policy: _Policy) -> str:
+    layer, options, set = policy.layer, policy.options, policy.set
+    n, m, search = set.n, set.m, options.search
+    widths = [len(dense.bias) for dense in (*policy.backbone, *policy.null)]
+    activations = {dense.activation for dense in (*policy.backbone, *policy.null)}
+    code = native.SEARCHES[search]
+    steps, meaning = _most_steps(policy)
+    double = policy.dtype == torch.float64
+    end = "" if double else "f"
+    return "\n".join(
+        [
+            "/* The sizes and options of the policy. Written by caffnet. */",
+            "#ifndef POLICY_DATA_H",
+            "#define POLICY_DATA_H",
+            "",
+            '#include "kernel.h"',
+            "",
+            f"typedef {'double' if double else 'float'} policy_real;",
+            f"#define POLICY_INPUTS {policy.x.shape[-1]}",
+            f"#define POLICY_OUTPUTS {n}",
+            f"#define POLICY_ROWS {m}",
+            f"#define POLICY_ROWS_OR_1 {max(m, 1)}",
+            f"#define POLICY_FIXED {int(policy.rows is None)} /* the rows do not depend on x */",
+            f"#define POLICY_SEARCH {code} /* {search} */",
+            f"#define POLICY_NORM {'HUGE_VAL' if options.norm == float('inf') else number_text(options.norm)}",
+            f"#define POLICY_STRICT {int(options.strict)}",
+            f"#define POLICY_NEAREST {int(options.on_infeasible == 'nearest')}",
+            f"#define POLICY_WARM {int(layer.warm_start)} /* a step begins with the rows of the one before */",
+            f"#define POLICY_WORKSPACE {native.workspace_size(n, m, code)} /* bytes */",
+            f"#define POLICY_MOST_STEPS {steps} /* {meaning} */",
+            "",
+            f"#define POLICY_HAS_NETWORK {int(bool(policy.backbone))}",
+            f"#define POLICY_BACKBONE_LAYERS {len(policy.backbone)}",
+            f"#define POLICY_NULL_LAYERS {len(policy.null)}",
+            f"#define POLICY_WIDTH {max(widths, default=1)}",
+            f"#define POLICY_USES_EXP {int('SILU' in activations)}",
+            f"#define POLICY_USES_TANH {int('TANH' in activations)}",
+            f"#define POLICY_EXP exp{end}",
+            f"#define POLICY_TANH_OF tanh{end}",
+            "enum { POLICY_NONE, POLICY_RELU, POLICY_SILU, POLICY_TANH };",
+            "",
+            "/* activation(weight x + bias), weight (outputs, inputs) */",
+            "typedef struct {",
+            "    int inputs, outputs, activation;",
+            "    const policy_real *weight, *bias;",
+            "} PolicyLayer;",
+            "",
+            "extern const CaffnetTolerances policy_tolerances;",
+            "extern const char policy_kinds[];",
+            *(["extern const policy_real policy_A[], policy_lower[], policy_upper[];"] if policy.rows is None else []),
+            *(["extern const PolicyLayer policy_backbone[];"] if policy.backbone else []),
+            *(["extern const PolicyLayer policy_null[];"] if policy.null else []),
+            "",
+            "#endif",
+            "",
+        ]
+    )
+
+
+def _data(policy: _Policy) -> str:
+    set, double = policy.set, policy.dtype == torch.float64
+    tolerances = ", ".join(number_text(v) for v in native.tolerances(policy.dtype, set.n))
+    lines = [
+        "/* The numbers of the policy. Written by caffnet. */",
+        '#include "policy.h"',
+        "",
+        "#include <math.h>",
+        "",
+        f"const CaffnetTolerances policy_tolerances = {{{tolerances}}};",
+        f'const char policy_kinds[] = "{set.row_kinds}";',
+        "",
+    ]
+    if policy.rows is None:
+        names = ", ".join(set.names).replace("*/", "* /")
+        lines.append(f"/* {names} */")
+        parts = (("A", set.A), ("lower", set.lower), ("upper", set.upper))
+        lines += [_array(f"const policy_real policy_{key}", t, double) for key, t in parts]
+    else:
+        lines.append("void policy_rows(const policy_real *x, policy_real *A, policy_real *lower, policy_real *upper) {")
+        lines += [f"    {line}" for line in policy.rows]
+        lines.append("}")
+    for role, network in (("backbone", policy.backbone), ("null", policy.null)):
+        table = []
+        for k, dense in enumerate(network):
+            weight, bias = f"{role}_weight_{k}", f"{role}_bias_{k}"
+            lines += [_array(f"static const policy_real {weight}", dense.weight, double)]
+            lines += [_array(f"static const policy_real {bias}", dense.bias, double)]
+            outputs, inputs = dense.weight.shape
+            table.append(f"    {{{inputs}, {outputs}, POLICY_{dense.activation}, {weight}, {bias}}},")
+        if table:
+            lines += [f"const PolicyLayer policy_{role}[] = {{", *table, "};"]
+    return "\n".join([*lines, ""])
+
+
+def _vectors(policy: _Policy) -> str:
+    """The answers of torch at the test inputs, one sample at a time, as a robot asks."""
+    set, double = policy.set, policy.dtype == torch.float64
+    with torch.no_grad():
+        answer = project_checked(policy.f, set, policy.w, policy.options)
+        count = len(policy.x)
+        arrays = [("x", policy.x), ("f", policy.f), ("value", answer.value), ("violation", answer.violation)]
+        if policy.rows is not None:
+            expanded = (set.A.expand(count, set.m, set.n), set.lower.expand(count, -1), set.upper.expand(count, -1))
+            arrays += list(zip(("A", "lower", "upper"), expanded, strict=True))
+    used = {"x", "value", "violation", "A", "lower", "upper"} | ({"f"} if not policy.backbone else {"x"})
+    return "\n".join(
+        [
+            "/* Inputs and what torch answers. Written by caffnet. */",
+            f"#define POLICY_VECTORS {count}",
+            "/* Sums in another order differ by their rounding. */",
+            f"#define POLICY_TOLERANCE {number_text(tolerance.exported(policy.dtype))}",
+            *(_array(f"static const policy_real vector_{key}", t, double) for key, t in arrays if key in used),
+            f"static const int vector_status[] = {{{', '.join(map(str, answer.status.tolist()))}}};",
+            "",
+        ]
+    )

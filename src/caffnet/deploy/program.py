@@ -1,0 +1,143 @@
+"""What every writer starts from: a model, samples of its input, and its graph."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from caffnet._kernel import build
+from caffnet._solve.prepare import Prepared
+from caffnet.constraints import AffineSet
+from caffnet.errors import ConstraintError
+from caffnet.layer import CAffine
+from caffnet.model import CAffNet
+
+Source: TypeAlias = CAffNet | CAffine | AffineSet | Prepared
+_SAMPLES = 64
+
+
+def read_source(source: Source, writer: str) -> CAffNet | CAffine:
+    """A model or layer; a set becomes a layer.
+
+    Raises:
+        ConstraintError: it is something else.
+    """
+    if isinstance(source, AffineSet | Prepared):
+        source = CAffine(source)
+    if not isinstance(source, CAffNet | CAffine):
+        raise ConstraintError(f"{writer} takes a CAffNet, a CAffine or an AffineSet, got {type(source).__name__}.")
+    return source
+
+
+def refuse_metric(set: AffineSet, writer: str) -> None:
+    """Raise for a set with a metric, which C and ONNX Runtime do not get yet."""
+    if set.metric is not None:
+        raise ConstraintError(f"{writer} does not write a metric yet: use to_aot or torch.export, which hold it.")
+
+
+def layer_of(model: CAffNet | CAffine) -> CAffine:
+    """The layer of a model, or the layer itself."""
+    return model.layer if isinstance(model, CAffNet) else model
+
+
+def samples_of(model: CAffNet | CAffine, inputs: Tensor | None) -> Tensor:
+    """Inputs x ``(B, ...)``: those that were given, else random ones of the size that the first linear map reads."""
+    if inputs is not None:
+        if not isinstance(inputs, Tensor) or inputs.ndim < 2 or not len(inputs):
+            raise ConstraintError("inputs must be a tensor (B, ...) of at least one sample.")
+        return inputs.detach()
+    layer = layer_of(model)
+    if isinstance(model, CAffNet):
+        first = next((part for part in model.backbone.modules() if isinstance(part, nn.Linear)), None)
+        if first is None or not isinstance(model.backbone, nn.Sequential | nn.Linear):
+            raise ConstraintError("The shape of the input is not known: pass inputs=, samples (B, ...) of it.")
+        size, like = first.in_features, first.weight
+    elif layer.constraint is None:
+        size, like = 1, layer.A
+    else:
+        raise ConstraintError("The rows depend on the input: pass inputs=, samples (B, ...) of it.")
+    stream = torch.Generator().manual_seed(0)
+    return (2 * torch.randn(_SAMPLES, size, dtype=torch.float64, generator=stream)).to(like)
+
+
+def outputs_around(set: AffineSet, x: Tensor) -> Tensor:
+    """Raw outputs ``(B, n)`` for a layer alone: inside its set, beyond some rows, far away, and one NaN."""
+    stream = torch.Generator().manual_seed(1)
+    far = torch.logspace(-1, 3, len(x), dtype=torch.float64).unsqueeze(-1)
+    f = (far * torch.randn(len(x), set.n, dtype=torch.float64, generator=stream)).to(set.dtype)
+    f[-1, 0] = torch.nan
+    return f
+
+
+def copy_kernel(folder: Path) -> None:
+    """The C files of the kernel, in ``folder/kernel``."""
+    (folder / "kernel").mkdir(parents=True, exist_ok=True)
+    for source in sorted([*build.HERE.glob("*.c"), *build.HERE.glob("*.h")]):
+        if source.name not in build.SHELLS:
+            (folder / "kernel" / source.name).write_bytes(source.read_bytes())
+
+
+# ------------------------------------------------------------------------------------------------- graphs
+
+
+class _Model(nn.Module):
+    """x to value, status and violation."""
+
+    def __init__(self, model: CAffNet):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        answer = self.model.project(x)
+        return answer.value, answer.status, answer.violation
+
+
+class _Layer(nn.Module):
+    """f, and x where the rows depend on it, to value, status and violation."""
+
+    def __init__(self, layer: CAffine):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, f: Tensor, x: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        answer = self.layer.project(f, x=x)
+        return answer.value, answer.status, answer.violation
+
+
+class Traced:
+    """The graph of a model for any batch.
+
+    Attributes:
+        module: x (or f, or f and x) to value, status and violation, in eval mode.
+        arguments: samples to call it with.
+        names: of the arguments.
+        program: the exported graph.
+    """
+
+    names: tuple[str, ...]
+
+    def __init__(self, model: CAffNet | CAffine, inputs: Tensor | None):
+        x = samples_of(model, inputs)
+        x = torch.cat([x, x]) if len(x) == 1 else x  # torch.export takes a single sample for a batch of one for ever
+        if isinstance(model, CAffNet):
+            self.module, self.arguments, self.names = _Model(model), (x,), ("x",)
+        else:
+            f = outputs_around(model.set_at(x), x).nan_to_num()
+            given = {"f": f} if model.constraint is None else {"f": f, "x": x}
+            self.module, self.arguments, self.names = _Layer(model), tuple(given.values()), tuple(given)
+        training = model.training
+        self.module.eval()
+        try:
+            any_batch: Any = tuple({0: torch.export.Dim.DYNAMIC} for _ in self.arguments)
+            with torch.no_grad():
+                self.program = torch.export.export(self.module, self.arguments, dynamic_shapes=any_batch)
+        finally:
+            model.train(training)
+
+    def answers(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Value, status and violation at the samples, by torch."""
+        with torch.no_grad():
+            return self.module(*self.arguments)

@@ -1,0 +1,278 @@
+"""`to_c`: the written program gives the answers of torch, with every compiler there is and under sanitizers."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from caffnet import AffineSet, CAffine, CAffNet, ConstraintError, FeedForward, Status, Transformer
+from caffnet.control import (
+    BarrierConstraint,
+    DoubleIntegrator,
+    FunctionBarrier,
+    HighOrder,
+    InsideBox,
+    OutsideCircles,
+    Unicycle,
+    linear,
+)
+from caffnet.deploy import to_c
+from caffnet.deploy.network import read_network
+from caffnet.deploy.scalars import write_function
+
+DOUBLE = torch.float64
+COMPILERS = {
+    "gcc": ["gcc"] if shutil.which("gcc") else None,
+    "zig": [sys.executable, "-m", "ziglang", "cc"] if importlib.util.find_spec("ziglang") else None,
+}
+WARNINGS = ["-std=c11", "-Wall", "-Wextra", "-Wconversion", "-Werror", "-ffp-contract=off"]
+SANITIZE = {
+    "gcc": ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
+    "zig": ["-O1", "-g", "-fsanitize=undefined"],
+}
+
+
+def compiled(folder: Path, compiler: str, *flags: str, name: str = "policy") -> Path:
+    command = COMPILERS[compiler]
+    if command is None:
+        pytest.skip(f"{compiler} is not installed")
+    files = [f"test_{name}.c", f"{name}.c", f"{name}_data.c", "kernel/kernel.c"]
+    program = folder / f"test-{compiler}"
+    sources, included = [str(folder / file) for file in files], [f"-I{folder}", f"-I{folder}/kernel"]
+    line = [*command, *WARNINGS, *flags, *included, *sources, "-o", str(program), "-lm"]
+    done = subprocess.run(line, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return program
+
+
+def run(program: Path) -> tuple[int, float]:
+    """How many vectors passed, and the largest difference; none may fail."""
+    done = subprocess.run([program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    passed, failed, worst = re.match(r"(\d+) passed, (\d+) failed, largest difference (\S+)", done.stdout).groups()
+    assert int(failed) == 0
+    return int(passed), float(worst)
+
+
+# ------------------------------------------------------------------------------------------------- models
+
+WEDGE = AffineSet.inequality([[1.0, 1.0], [1.0, -2.0]], [1.0, 1.0], names=["a */", "b"]) & AffineSet.box(
+    -1.0, 1.0, dim=2
+)
+
+
+def network() -> CAffNet:
+    """Normalisations before and behind linear maps, all activations, a null-space network."""
+    torch.manual_seed(0)
+    backbone = nn.Sequential(
+        nn.BatchNorm1d(3),
+        FeedForward(3, 8, 32, 2, batch_norm=True, dropout=0.1, activation=nn.SiLU),
+        nn.Tanh(),
+        nn.BatchNorm1d(8, affine=False),
+        nn.Linear(8, 9, bias=False),
+        nn.ReLU(),
+        nn.Linear(9, 2),
+    )
+    null = FeedForward(3, 2, 16, 1, activation=nn.Tanh)
+    model = CAffNet(backbone, WEDGE.to(DOUBLE), null, null_start="random").double()
+    for _ in range(5):  # running statistics that are not zero and one
+        model.backbone(3 * torch.randn(64, 3, dtype=DOUBLE) + 1)
+    return model
+
+
+def conflicting(x: Tensor) -> AffineSet:
+    """Empty where x is positive."""
+    return AffineSet.inequality(
+        torch.tensor([[1.0, 1.0], [-1.0, -1.0]]).to(x), torch.cat([-x, torch.zeros_like(x)], -1)
+    )
+
+
+def states(size: int, dtype: torch.dtype = DOUBLE) -> Tensor:
+    return torch.randn(40, size, generator=torch.Generator().manual_seed(3), dtype=DOUBLE).to(dtype)
+
+
+circles = BarrierConstraint(
+    Unicycle(), OutsideCircles([[2.0, 0.0], [-1.0, 1.0]], [1.0, 0.5]), linear(1.0), AffineSet.box(-1.0, 1.0, dim=2)
+)
+wall = BarrierConstraint(
+    DoubleIntegrator(1),
+    HighOrder(InsideBox([-torch.inf, -torch.inf], [1.0, torch.inf]), DoubleIntegrator(1)),
+    linear(2.0),
+    AffineSet.box(-1.0, 1.0, dim=1),
+)
+traced = BarrierConstraint(Unicycle(), FunctionBarrier(lambda x: 1 - x[2].square() * x[0].sin()))
+
+
+def mixed(n: int, m: int) -> AffineSet:
+    stream = torch.Generator().manual_seed(n)
+    A = torch.randn(m, n, dtype=DOUBLE, generator=stream)
+    return AffineSet(A, -torch.ones(m, dtype=DOUBLE), 1 + torch.rand(m, dtype=DOUBLE, generator=stream))
+
+
+CASES = {
+    "set": lambda: (AffineSet.box(-1.0, 1.0, dim=2), {}),
+    "free": lambda: (AffineSet.inequality(torch.zeros(0, 2), torch.zeros(0)), {}),
+    "network": lambda: (network(), {"name": "arm"}),
+    "single": lambda: (network().float(), {}),
+    "strict": lambda: (CAffine(WEDGE.to(DOUBLE), strict=True, norm=1), {}),
+    "inf": lambda: (CAffine(WEDGE.to(DOUBLE), norm=float("inf"), search="lite"), {}),
+    "paper": lambda: (CAffine(WEDGE.to(DOUBLE), search="paper"), {}),
+    "warm": lambda: (CAffine(mixed(12, 40), warm_start=True), {}),
+    "large": lambda: (CAffine(mixed(30, 105)), {}),
+    "nearest": lambda: (CAffine(conflicting, on_infeasible="nearest"), {"inputs": states(1)}),
+    "nan": lambda: (CAffine(conflicting, on_infeasible="nan"), {"inputs": states(1)}),
+    "raise": lambda: (CAffine(conflicting), {"inputs": states(1)}),
+    "circles": lambda: (CAffNet(FeedForward(3, 2, 16, 1).double(), circles, on_infeasible="nearest"), {}),
+    "wall": lambda: (CAffine(wall, on_infeasible="nearest"), {"inputs": states(2)}),
+    "traced": lambda: (CAffine(traced, on_infeasible="nearest"), {"inputs": states(3, torch.float32)}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_program_gives_the_answers_of_torch(case: str, tmp_path: Path):
+    model, options = CASES[case]()
+    folder = to_c(model, tmp_path, **options)
+    count, worst = run(compiled(folder, "gcc", "-O2", name=options.get("name", "policy")))
+    assert count >= 40
+    single = case in ("single", "traced", "set", "free")
+    assert worst <= (1e-4 if single else 1e-12)
+
+
+@pytest.mark.parametrize("compiler", COMPILERS)
+@pytest.mark.parametrize("case", ["network", "circles", "large", "nearest", "single"])
+def test_other_compilers_and_sanitizers(case: str, compiler: str, tmp_path: Path):
+    model, options = CASES[case]()
+    folder = to_c(model, tmp_path, **options)
+    run(compiled(folder, compiler, *SANITIZE[compiler], name=options.get("name", "policy")))
+
+
+def test_infeasible_samples_are_in_the_vectors(tmp_path: Path):
+    """As torch says it: a status, and the same point of least violation or NaN."""
+    for mode in ("nearest", "nan", "raise"):
+        model, options = CASES[mode]()
+        text = (to_c(model, tmp_path / mode, **options) / "policy_vectors.h").read_text()
+        status = re.search(r"vector_status\[\] = \{(.*?)\}", text).group(1).split(", ")
+        assert str(int(Status.INFEASIBLE)) in status and str(int(Status.INVALID)) in status
+        assert ("NAN" in text.partition("vector_value")[2].partition(str(status))[0]) or mode == "nearest"
+
+
+def test_the_program_notices_another_answer(tmp_path: Path):
+    folder = to_c(AffineSet.box(-1.0, 1.0, dim=2), tmp_path)
+    path = folder / "policy_data.c"
+    text = path.read_text()
+    assert "-1.0f" in text
+    path.write_text(text.replace("-1.0f", "-1.5f"))
+    done = subprocess.run([compiled(folder, "gcc", "-O1")], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "differs: status" in done.stdout
+
+
+def test_nothing_is_allocated_and_two_policies_fit_into_one_program(tmp_path: Path):
+    first = to_c(AffineSet.box(-1.0, 1.0, dim=2), tmp_path, name="left_arm")
+    to_c(CAffine(mixed(5, 9)), tmp_path, name="right_arm")
+    code = """#include "left_arm.h"
+    #include "right_arm.h"
+    static LeftArmMemory left; static RightArmMemory right;
+    int main(void) {
+        left_arm_real f[2] = {3, 0}; right_arm_real g[5] = {0, 0, 0, 0, 0};
+        LeftArmAnswer a; RightArmAnswer b;
+        return !(left_arm_project(&left, f, 0, 0, &a) == CAFFNET_PROJECTED && a.value[0] == 1 && a.active[0] == 1 &&
+                 a.violation == 0 && right_arm_project(&right, g, 0, 0, &b) == CAFFNET_INSIDE &&
+                 LEFT_ARM_MOST_STEPS > 0);
+    }"""
+    (tmp_path / "main.c").write_text(code)
+    if not shutil.which("gcc"):
+        pytest.skip("gcc is not installed")
+    files = ["main.c", "left_arm.c", "left_arm_data.c", "right_arm.c", "right_arm_data.c", "kernel/kernel.c"]
+    command = ["gcc", *WARNINGS, f"-I{first}", f"-I{first}/kernel", *(str(first / f) for f in files)]
+    done = subprocess.run([*command, "-o", str(first / "main"), "-lm"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert subprocess.run([first / "main"]).returncode == 0
+    symbols = subprocess.run(["nm", "-u", first / "main"], capture_output=True, text=True).stdout
+    assert not re.search(r"\b(malloc|calloc|realloc|free|printf)\b", symbols)
+
+
+def test_the_header_is_valid_cpp(tmp_path: Path):
+    if not shutil.which("g++"):
+        pytest.skip("g++ is not installed")
+    folder = to_c(CAffine(circles), tmp_path, inputs=states(3))
+    (folder / "main.cpp").write_text('#include "policy.h"\nint main() { return sizeof(PolicyMemory) == 0; }\n')
+    command = ["g++", "-std=c++17", "-Wall", "-Wextra", "-Werror", f"-I{folder}", f"-I{folder}/kernel", "-fsyntax-only"]
+    done = subprocess.run([*command, str(folder / "main.cpp")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_cmake_builds_and_tests_it(tmp_path: Path):
+    if not shutil.which("cmake"):
+        pytest.skip("cmake is not installed")
+    folder = to_c(network(), tmp_path)
+    for command in (["-B", "build", "-S", "."], ["--build", "build"]):
+        done = subprocess.run(["cmake", *command], cwd=folder, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+    done = subprocess.run(["ctest", "--test-dir", "build"], cwd=folder, capture_output=True, text=True)
+    assert "100% tests passed" in done.stdout
+
+
+# ------------------------------------------------------------------------------------------------- the parts
+
+
+def test_a_folded_network_is_the_network():
+    model = network().eval()
+    x = states(3)
+    y = x
+    for weight, bias, activation in read_network(model.backbone, "backbone"):
+        z = y @ weight.mT + bias
+        y = {"NONE": lambda t: t, "RELU": torch.relu, "SILU": nn.functional.silu, "TANH": torch.tanh}[activation](z)
+    torch.testing.assert_close(y, model.backbone(x), rtol=1e-13, atol=1e-13)
+
+
+def test_equal_lines_are_written_once_and_unused_ones_not_at_all():
+    def function(x: Tensor) -> list[Tensor]:
+        x.exp()
+        return [torch.cat([x.sin(), x.sin()]), x.new_tensor([2.0, -1.0]) * 3]
+
+    lines = write_function(function, torch.zeros(1, dtype=DOUBLE), ["y", "z"])
+    assert lines == ["const double t2 = sin(x[0]);", "y[0] = t2;", "y[1] = t2;", "z[0] = 6.0;", "z[1] = (-3.0);"]
+
+
+# ------------------------------------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: CAffNet(Transformer(3, 2), WEDGE), "The backbone has Transformer, which to_c does not write"),
+        (lambda: CAffNet(nn.Sequential(nn.ReLU()), WEDGE), "ReLU without an nn.Linear right before it"),
+        (lambda: CAffNet(nn.Sequential(nn.Linear(2, 2), nn.GELU()), WEDGE), "The backbone has GELU"),
+        (
+            lambda: CAffNet(FeedForward(3, 2), WEDGE, FeedForward(3, 2), null_limit=1.0),
+            "null_limit needs a second search",
+        ),
+        (lambda: CAffine(conflicting), r"depend on the input: pass inputs="),
+        (lambda: AffineSet.box(torch.zeros(3, 2), torch.ones(3, 2)), r"writes one set that holds for every input"),
+        (lambda: nn.Linear(2, 2), "takes a CAffNet, a CAffine or an AffineSet, got Linear"),
+    ],
+)
+def test_what_is_not_written_is_refused(make, message: str, tmp_path: Path):
+    with pytest.raises(ConstraintError, match=message):
+        to_c(make(), tmp_path)
+
+
+def test_an_operation_without_a_line_in_c_is_named(tmp_path: Path):
+    layer = CAffine(lambda x: AffineSet.box(None, x.sort(-1).values))
+    with pytest.raises(ConstraintError, match=r"holds the operation aten\.sort"):
+        to_c(layer, tmp_path, inputs=states(2))
+
+
+@pytest.mark.parametrize("name", ["1st", "Arm", "caffnet_arm", "a-b", ""])
+def test_a_name_that_c_does_not_take_is_refused(name: str, tmp_path: Path):
+    with pytest.raises(ConstraintError, match="name must be a lower-case identifier"):
+        to_c(AffineSet.box(0.0, 1.0, dim=1), tmp_path, name=name)

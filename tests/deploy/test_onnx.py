@@ -1,0 +1,176 @@
+"""`to_onnx`: ONNX Runtime gives the answers of torch, by the operator of the library and by plain operators."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from caffnet import AffineSet, BudgetError, CAffine, CAffNet, ConstraintError, FeedForward, Status, Transformer
+from caffnet.control import BarrierConstraint, OutsideCircles, Unicycle, linear
+from caffnet.deploy import onnx_library, to_onnx
+
+onnxruntime = pytest.importorskip("onnxruntime")
+onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnxscript")
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+DOUBLE = torch.float64
+
+wedge = AffineSet.inequality([[1.0, 1.0], [1.0, -2.0]], [1.0, 1.0]) & AffineSet.box(-1.0, 1.0, dim=2)
+circles = BarrierConstraint(
+    Unicycle(), OutsideCircles([[2.0, 0.0]], [1.0]), linear(1.0), AffineSet.box(-1.0, 1.0, dim=2)
+)
+
+
+def moving(x: Tensor) -> AffineSet:
+    """Rows and bounds that depend on the input, with an equality; empty where x_1 is large."""
+    rows = torch.stack([torch.stack([x[..., 0].sin() + 2, x[..., 1], x[..., 0]], -1)], -2)
+    equal = AffineSet.equality(torch.ones(1, 3).to(x), x[..., :1])
+    return AffineSet.inequality(rows, 1 + x[..., :1] ** 2) & equal & AffineSet.box(-1.0, 1.0, dim=3).to(x)
+
+
+def mixed(n: int, m: int) -> AffineSet:
+    stream = torch.Generator().manual_seed(n)
+    A = torch.randn(m, n, dtype=DOUBLE, generator=stream)
+    return AffineSet(A, -torch.ones(m, dtype=DOUBLE), 1 + torch.rand(m, dtype=DOUBLE, generator=stream))
+
+
+def networks(n_in: int, n_out: int) -> list[nn.Module]:
+    torch.manual_seed(0)
+    return [FeedForward(n_in, n_out, 16, 1) for _ in range(2)]
+
+
+def case(name: str, **options) -> CAffNet | CAffine:
+    if name == "fixed":
+        f, w = networks(2, 2)
+        return CAffNet(f, wedge, w, null_start="random", **options)
+    if name == "moving":
+        f, w = networks(2, 3)
+        return CAffNet(f, moving, w, null_start="random", **options)
+    if name == "circles":
+        return CAffNet(networks(3, 2)[0].double(), circles, **options)
+    if name == "large":
+        return CAffine(mixed(30, 105), **options)
+    return CAffine(wedge.to(DOUBLE), **options)
+
+
+def run(path: Path, *inputs: Tensor) -> list[Tensor]:
+    options = onnxruntime.SessionOptions()
+    options.register_custom_ops_library(str(onnx_library()))
+    options.log_severity_level = 4
+    session = onnxruntime.InferenceSession(str(path), options)
+    assert [output.name for output in session.get_outputs()] == ["value", "status", "violation"]
+    names = [given.name for given in session.get_inputs()]
+    feeds = {name: t.detach().numpy() for name, t in zip(names, inputs, strict=True)}
+    return [torch.from_numpy(np.asarray(t)) for t in session.run(None, feeds)]
+
+
+def agree(path: Path, model: CAffNet | CAffine, *inputs: Tensor) -> Tensor:
+    """Compare with torch; the status of each sample."""
+    with torch.no_grad():
+        answer = model.eval().project(inputs[0]) if isinstance(model, CAffNet) else model.project(*inputs)
+    value, status, violation = run(path, *inputs)
+    rounding = {"rtol": 1e-5, "atol": 1e-5} if value.dtype == torch.float32 else {"rtol": 1e-12, "atol": 1e-12}
+    assert status.tolist() == answer.status.tolist()
+    torch.testing.assert_close(value, answer.value, equal_nan=True, **rounding)
+    torch.testing.assert_close(violation, answer.violation, equal_nan=True, **rounding)
+    return status
+
+
+@pytest.mark.parametrize("operators", ["caffnet", "plain"])
+@pytest.mark.parametrize("name", ["fixed", "moving", "circles", "layer", "large"])
+def test_any_batch_whatever_the_example(name: str, operators: str, tmp_path: Path):
+    if name == "large" and operators == "plain":
+        pytest.skip("105 rows are too many to list")
+    model = case(name, on_infeasible="nan")
+    layer = isinstance(model, CAffine)
+    size = model.set_at().n if layer else model.backbone[0].in_features
+    dtype = torch.float32 if name in ("fixed", "moving") else DOUBLE
+    path = to_onnx(model, tmp_path / "net.onnx", operators=operators, inputs=torch.randn(1, size).to(dtype))
+    domains = {node.domain for node in onnx.load(path).graph.node}
+    assert domains == ({"", "caffnet"} if operators == "caffnet" else {""})
+    seen = set()
+    for batch in (1, 2, 50):
+        seen |= set(agree(path, model, 2 * torch.randn(batch, size).to(dtype)).tolist())
+    assert Status.PROJECTED in seen
+
+
+@pytest.mark.parametrize("options", [{"search": "lite"}, {"search": "paper"}, {"strict": True}, {"norm": 1}], ids=str)
+def test_every_option(options: dict, tmp_path: Path):
+    model = case("moving", on_infeasible="nearest", **options)
+    agree(to_onnx(model, tmp_path / "net.onnx"), model, 2 * torch.randn(40, 2))
+
+
+def test_the_limit_of_w(tmp_path: Path):
+    model = case("fixed", null_limit=0.5)
+    agree(to_onnx(model, tmp_path / "net.onnx"), model, 2 * torch.randn(40, 2))
+
+
+@pytest.mark.parametrize("on_infeasible", ["nan", "nearest", "raise"])
+def test_empty_sets_and_nan_are_answered_as_torch_does(on_infeasible: str, tmp_path: Path):
+    model = case("moving", on_infeasible=on_infeasible)
+    path = to_onnx(model, tmp_path / "net.onnx")
+    x = torch.tensor([[0.5, 0.5], [9.0, 0.0], [torch.nan, 0.0]])
+    if on_infeasible != "raise":
+        assert agree(path, model, x).tolist()[1:] == [Status.INFEASIBLE, Status.INVALID]
+        return
+    with pytest.raises(Exception, match="no point satisfies the constraints of 1 of 2 samples; sample 1 is the first"):
+        run(path, x[:2])
+    with pytest.raises(Exception, match="the data of sample 1 contain NaN"):
+        run(path, x[[0, 2]])
+
+
+def test_plain_operators_say_infeasible_and_invalid(tmp_path: Path):
+    model = case("moving", on_infeasible="nan")
+    path = to_onnx(model, tmp_path / "net.onnx", operators="plain")
+    x = torch.tensor([[0.5, 0.5], [9.0, 0.0], [torch.nan, 0.0]])
+    assert agree(path, model, x).tolist()[1:] == [Status.INFEASIBLE, Status.INVALID]
+
+
+def test_a_layer_whose_rows_depend_on_the_input(tmp_path: Path):
+    layer = CAffine(circles, on_infeasible="nearest")
+    path = to_onnx(layer, tmp_path / "net.onnx", inputs=torch.randn(4, 3, dtype=DOUBLE))
+    f, x = 2 * torch.randn(30, 2, dtype=DOUBLE), torch.randn(30, 3, dtype=DOUBLE)
+    value, status, _ = run(path, f, x)
+    answer = layer.project(f, x=x)
+    torch.testing.assert_close(value, answer.value)
+    assert status.tolist() == answer.status.tolist()
+
+
+def test_another_backbone(tmp_path: Path):
+    torch.manual_seed(0)
+    model = CAffNet(Transformer(3, 2), wedge).eval()
+    with pytest.raises(ConstraintError, match=r"The shape of the input is not known: pass inputs="):
+        to_onnx(model, tmp_path / "net.onnx")
+    agree(to_onnx(model, tmp_path / "net.onnx", inputs=torch.randn(2, 3)), model, torch.randn(9, 3))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({}, ConstraintError, "on_infeasible='raise': plain operations cannot raise"),
+        ({"on_infeasible": "nearest"}, ConstraintError, "plain operations cannot find the point of least violation"),
+        ({"on_infeasible": "nan", "strict": True}, ConstraintError, "strict=True decides in exact arithmetic"),
+        ({"on_infeasible": "nan", "search": "active"}, ConstraintError, "cannot be exported as plain operations"),
+        ({"on_infeasible": "nan", "budget": 10_000}, BudgetError, "Export with the operator of the library"),
+    ],
+    ids=str,
+)
+def test_what_plain_operators_cannot_keep_is_refused(options: dict, error: type, message: str, tmp_path: Path):
+    with pytest.raises(error, match=message):
+        to_onnx(case("fixed", **options), tmp_path / "net.onnx", operators="plain")
+    assert not (tmp_path / "net.onnx").exists()
+
+
+def test_unknown_operators_are_refused(tmp_path: Path):
+    with pytest.raises(ConstraintError, match="operators must be one of caffnet, plain, got 'loop'"):
+        to_onnx(wedge, tmp_path / "net.onnx", operators="loop")
+
+
+def test_a_graph_without_the_library_says_what_is_missing(tmp_path: Path):
+    path = to_onnx(case("fixed"), tmp_path / "net.onnx")
+    with pytest.raises(Exception, match="caffnet"):
+        onnxruntime.InferenceSession(str(path))
