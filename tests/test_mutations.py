@@ -37,8 +37,8 @@ MUTANTS = {
     ),
     "away from the rows, not onto them": (
         "_kernel/face.c",
-        "move(face, j, (value_of(s, i, y) - bound) /",
-        "move(face, j, (bound - value_of(s, i, y)) /",
+        "move(face, j, (value_of(s, i, y) - bound) *",
+        "move(face, j, (bound - value_of(s, i, y)) *",
         ENUMERATION,
     ),
     "no tolerance": (
