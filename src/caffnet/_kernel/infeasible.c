@@ -118,8 +118,8 @@ FN CaffnetProof prove(const Work *work) {
 
 /* Whether row i excludes every point: 0 y within bounds that exclude 0, or a bound at the wrong infinity. */
 FN int excludes_all(const Work *work, Index i) {
-    double low = work->low[i], high = work->high[i];
-    return low == HUGE_VAL || high == -HUGE_VAL || (work->rows.squared[i] == 0.0 && (low > 0.0 || high < 0.0));
+    double low = work->low[i], high = work->high[i], zero = work->t.underflow;
+    return low == HUGE_VAL || high == -HUGE_VAL || (work->rows.squared[i] == 0.0 && (low > zero || high < -zero));
 }
 
 /* A row that excludes every point, or else one whose bounds exclude each other; -1 if there is none. */

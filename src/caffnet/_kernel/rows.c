@@ -178,7 +178,7 @@ FN int accepts(const Rows *s, const double *y, double start, const CaffnetTolera
 }
 
 /* The worth of a point y that stands on the rows `held` (or NULL): REJECTED if a row is exceeded by more than rounding
-   explains at numbers of size |y| + start, or a row of zeros at all, or a bound of one output while bounds are `firm`;
+   explains at numbers of size |y| + start (none in a row of zeros), or a bound of one output while bounds are `firm`;
    WITHIN_TOL if a row that is not in `held` is exceeded at all, else INSIDE. */
 FN int check(const Rows *s, const double *y, double start, const int8_t *held, int firm, const CaffnetTolerances *t) {
     double free = t->feasibility * largest(y, s->n) + t->feasibility * start + t->underflow;
@@ -187,8 +187,8 @@ FN int check(const Rows *s, const double *y, double start, const int8_t *held, i
         double value = value_of(s, i, y), above = value - s->high[i], below = s->low[i] - value;
         double excess = larger(above, below);
         if (excess > 0.0) {
-            int exact = s->squared[i] == 0.0 || (firm && s->plain[i] >= 0);
-            if (exact || !(excess <= free + t->feasibility * bound_at(s, i, value))) return REJECTED;
+            double room = s->squared[i] == 0.0 ? t->underflow : free + t->feasibility * bound_at(s, i, value);
+            if (!(excess <= room) || (firm && s->plain[i] >= 0)) return REJECTED;
             int side = above > 0.0 ? 1 : -1;
             if (!held || (held[i] != side && !(s->equal[i] && held[i] != 0))) state = CAFFNET_WITHIN_TOL;
         } else if (!(excess <= 0.0)) return REJECTED;
