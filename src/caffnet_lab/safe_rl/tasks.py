@@ -61,10 +61,10 @@ TASKS = {
         Task("pendulum", "Pendulum-v1", partial(total_power, speeds=slice(2, 3), most=4.0), "|w a| <= 4", 6000),
         Task("reacher-o", "Reacher-v5", partial(total_power, speeds=slice(6, 8), most=0.3), "Σ|w a| <= 0.3", 4000),
         Task(
-            "reacher-m", "Reacher-v5", partial(motor_power, speeds=slice(6, 8), most=0.3), "Σ max(w a, 0) <= 0.3", 8000
+            "reacher-m", "Reacher-v5", partial(motor_power, speeds=slice(6, 8), most=0.3), "Σ max(w a, 0) <= 0.3", 4000
         ),
         Task(
-            "cheetah-o", "HalfCheetah-v5", partial(total_power, speeds=slice(11, 17), most=20.0), "Σ|w a| <= 20", 8000
+            "cheetah-o", "HalfCheetah-v5", partial(total_power, speeds=slice(11, 17), most=20.0), "Σ|w a| <= 20", 4000
         ),
     )
 }
