@@ -89,6 +89,17 @@ def test_a_goal_that_one_seed_misses_does_not_hold():
     assert cell_text(goals.rows[0][1]) == "does not hold: Gap (%) 0.0200, Infeasible (%) 0"
 
 
+def test_a_goal_may_be_another_row():
+    records = [made("forecast-labour", "orthogonal", seed, 0.5) for seed in (1, 2, 3, 4, 5)]
+    *_, goals = yardstick_tables(group_records(records), "forecast-labour")
+    assert cell_text(goals.rows[1][1]).startswith("open: no full runs of No learning")
+    for value, verdict in ((0.4, "does not hold"), (0.5, "holds")):
+        *_, goals = yardstick_tables(
+            group_records([*records, made("forecast-labour", "minimiser", value=value)]), "forecast-labour"
+        )
+        assert cell_text(goals.rows[1][1]) == f"{verdict}: Error 0.5000 against {value:.4f}"
+
+
 def test_every_yardstick_has_a_name_columns_and_goals():
     assert set(NAMES) == set(COLUMNS) == set(YARDSTICKS) == set(GOALS)
     for task, goals in GOALS.items():
