@@ -205,7 +205,12 @@ def judge_goal(goal: Goal, runs: dict[str, Group]) -> str:
             return f"open: no full runs of {TITLES[method]}"
         complete = complete and (method in UNTRAINED or group.complete)
         for column, limit in goal.limits.items():
-            worst = max(group.values(column), default=math.inf)
+            worst, beside = max(group.values(column), default=math.inf), ""
+            if isinstance(limit, str):
+                if limit not in runs:
+                    return f"open: no full runs of {TITLES[limit]}"
+                limit = max(runs[limit].values(column))
+                beside = f" against {number(limit)}"
             holds = holds and worst <= limit
-            told.append(f"{dict(COLUMNS[group.task])[column]} {number(worst)}")
+            told.append(f"{dict(COLUMNS[group.task])[column]} {number(worst)}{beside}")
     return f"{'' if complete else 'so far '}{'holds' if holds else 'does not hold'}: {', '.join(told)}"
