@@ -26,6 +26,10 @@ from caffnet.constraints import ArrayLike
 from caffnet.errors import ConstraintError
 
 
+class GradientExportError(ConstraintError):
+    """torch.export met a barrier whose gradient comes from automatic differentiation."""
+
+
 class Barrier:
     """Functions ``h_1 ... h_k`` of the state. Subclasses define ``__call__``, and `evaluate` if they can do better."""
 
@@ -52,10 +56,10 @@ class Barrier:
             return (value := checked(state)), value
 
         if is_exporting():
-            raise ConstraintError(
+            raise GradientExportError(
                 f"The gradient of {type(self).__name__} comes from automatic differentiation, which torch.export does "
-                "not hold: define evaluate(x) in a subclass, with the gradient written out, or write C with "
-                "caffnet.deploy.to_c, which differentiates."
+                "not hold: define evaluate(x) in a subclass, with the gradient written out, or export with "
+                "caffnet.deploy, which differentiates."
             )
         if x.numel() == 0:  # vmap takes no empty batch
             value = checked(x)
