@@ -10,7 +10,17 @@ import torch
 from torch import Tensor, nn
 
 from caffnet import AffineSet, BudgetError, CAffine, CAffNet, ConstraintError, FeedForward, Status, Transformer
-from caffnet.control import BarrierConstraint, OutsideCircles, Unicycle, linear
+from caffnet.control import (
+    BarrierConstraint,
+    DoubleIntegrator,
+    FunctionBarrier,
+    HighOrder,
+    InsideBox,
+    OutsideCircles,
+    Stack,
+    Unicycle,
+    linear,
+)
 from caffnet.deploy import onnx_library, to_onnx
 
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -138,6 +148,19 @@ def test_a_layer_whose_rows_depend_on_the_input(tmp_path: Path):
     answer = layer.project(f, x=x)
     torch.testing.assert_close(value, answer.value)
     assert status.tolist() == answer.status.tolist()
+
+
+def test_barriers_whose_gradient_is_computed(tmp_path: Path):
+    """HighOrder and a function, in a layer whose own constraint stays as it is."""
+    robot = DoubleIntegrator(1)
+    wall = HighOrder(InsideBox([-torch.inf, -torch.inf], [1.0, torch.inf]), robot)
+    slow = FunctionBarrier(lambda x: 1.5 - x[1].square() * x[0].cos())
+    rows = BarrierConstraint(robot, Stack(wall, slow), linear(2.0), AffineSet.box(-1.0, 1.0, dim=1))
+    model = CAffNet(networks(2, 1)[0].double(), rows, on_infeasible="nearest")
+    path = to_onnx(model, tmp_path / "net.onnx")
+    assert model.layer.constraint is rows
+    for batch in (1, 40):
+        agree(path, model, 2 * torch.randn(batch, 2, dtype=DOUBLE))
 
 
 def test_another_backbone(tmp_path: Path):

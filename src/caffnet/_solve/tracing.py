@@ -60,7 +60,12 @@ def plain_operations() -> Iterator[None]:
 
 def is_exporting_plain() -> bool:
     """Whether an exported graph must hold plain operations only: in `plain_operations`, or in torch.onnx.export."""
-    return is_exporting() and (len(_plain) > 0 or torch.onnx.is_in_onnx_export())
+    return is_exporting() and _wants_plain()
+
+
+@torch.compiler.assume_constant_result  # dynamo, as in export(strict=True), would take the second question for no
+def _wants_plain() -> bool:
+    return len(_plain) > 0 or torch.onnx.is_in_onnx_export()
 
 
 def is_jit_tracing() -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -11,6 +13,8 @@ from torch import Tensor, nn
 from caffnet._kernel import build
 from caffnet._solve.prepare import Prepared
 from caffnet.constraints import AffineSet
+from caffnet.control.barriers import GradientExportError
+from caffnet.deploy.scalars import batch_function
 from caffnet.errors import ConstraintError
 from caffnet.layer import CAffine
 from caffnet.model import CAffNet
@@ -132,10 +136,39 @@ class Traced:
         self.module.eval()
         try:
             any_batch: Any = tuple({0: torch.export.Dim.DYNAMIC} for _ in self.arguments)
-            with torch.no_grad():
+            with torch.no_grad(), self._differentiated(layer_of(model), x):
                 self.program = torch.export.export(self.module, self.arguments, dynamic_shapes=any_batch)
         finally:
             model.train(training)
+
+    @contextlib.contextmanager
+    def _differentiated(self, layer: CAffine, x: Tensor) -> Iterator[None]:
+        """A context in which rows that come from derivatives are straight-line programs: torch.export traces those."""
+        rows = layer.constraint
+        if rows is None or not self._needs_derivatives(layer, x):
+            yield
+            return
+        sample = layer.set_at(x[0])
+        parts = batch_function(lambda one: [(s := layer.set_at(one)).A, s.lower, s.upper], x[0])
+        layer.constraint = lambda states: AffineSet.from_parts(*parts(states), sample.labels, sample.row_kinds)  # pyright: ignore
+        try:
+            yield
+        finally:
+            layer.constraint = rows
+
+    @staticmethod
+    def _needs_derivatives(layer: CAffine, x: Tensor) -> bool:
+        """Whether torch.export refuses the function of the rows for its derivatives."""
+
+        class Rows(nn.Module):
+            def forward(self, states: Tensor) -> Tensor:
+                return layer.set_at(states).A
+
+        try:
+            torch.export.export(Rows(), (x,))
+        except GradientExportError:
+            return True
+        return False
 
     def answers(self) -> tuple[Tensor, Tensor, Tensor]:
         """Value, status and violation at the samples, by torch."""

@@ -12,7 +12,7 @@ import math
 import operator
 from collections.abc import Callable, Sequence
 from functools import reduce
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -125,9 +125,35 @@ def write_function(function: Callable[[Tensor], Sequence[Tensor]], x: Tensor, na
     >>> write_function(lambda x: [x.sin() * 2], torch.zeros(1, dtype=torch.float64), ["y"])
     ['const double t1 = sin(x[0]);', 'const double t3 = t1 * 2.0;', 'y[0] = t3;']
     """
+    writer = _Writer(x)
+    return writer.write(writer.run(_trace(function, x)), names)
+
+
+def batch_function(function: Callable[[Tensor], Sequence[Tensor]], x: Tensor) -> Callable[[Tensor], list[Tensor]]:
+    """The same straight-line program in torch, for samples ``(..., size)``: a function that only adds, multiplies, ...
+
+    For exporters, which trace neither derivatives nor `torch.func.vmap` for any batch.
+
+    >>> double = batch_function(lambda x: [torch.func.jacrev(torch.square)(x)], torch.zeros(2))
+    >>> double(torch.tensor([[1.0, 2.0]]))
+    [tensor([[[2., 0.],
+             [0., 4.]]])]
+    """
+    writer = _Writer(x)
+    results = writer.run(_trace(function, x))
+    return lambda samples: writer.compute(results, samples)
+
+
+def _trace(function: Callable[[Tensor], Sequence[Tensor]], x: Tensor) -> torch.fx.GraphModule:
     rules: Any = dict(torch.export.default_decompositions().items())
-    traced = make_fx(functionalize(function, remove="mutations"), rules)(x)
-    return _Writer(x).run(traced, names)
+    return make_fx(functionalize(function, remove="mutations"), rules)(x)
+
+
+class _Result(NamedTuple):
+    """A result of the function: its shape and the places of its numbers."""
+
+    shape: torch.Size
+    places: list[int]
 
 
 class _Writer:
@@ -137,12 +163,13 @@ class _Writer:
         self.x, self.double = x, x.dtype == torch.float64
         self.expressions: list[str] = []
         self.known: dict[str, int] = {}
-        self.lines: dict[int, tuple[str, tuple[int, ...]]] = {}  # by place: a line, and the places it reads
+        self.inputs: dict[int, int] = {}  # by place
+        self.numbers: dict[int, float] = {}
+        self.steps: dict[int, tuple[str, str, tuple[int, ...]]] = {}  # operation, line of C, the places that are read
 
-    def run(self, traced: torch.fx.GraphModule, names: Sequence[str]) -> list[str]:
+    def run(self, traced: torch.fx.GraphModule) -> list[_Result]:
+        """Walk through the graph; the places of the results."""
         values: dict[torch.fx.Node, Any] = {}
-        written: list[str] = []
-        needed: set[int] = set()
         for node in traced.graph.nodes:
             if node.op == "placeholder":
                 values[node] = _Places(self._inputs())
@@ -152,18 +179,46 @@ class _Writer:
                 args, kwargs = map_arg((node.args, dict(node.kwargs)), values.__getitem__)
                 values[node] = self.call(node.target, args, kwargs)
             elif node.op == "output":
-                results = map_arg(node.args[0], values.__getitem__)
-                for name, result in zip(names, results, strict=True):
-                    for i, place in enumerate(self.places(result).reshape(-1).tolist()):
-                        written.append(f"{name}[{i}] = {self.expressions[place]};")
-                        needed.add(place)
-        for place, (_, read) in reversed(self.lines.items()):
+                results = (self.places(result) for result in map_arg(node.args[0], values.__getitem__))
+                return [_Result(at.shape, at.reshape(-1).tolist()) for at in results]
+        raise AssertionError("a graph has an output")
+
+    def _needed(self, results: Sequence[_Result]) -> set[int]:
+        """The places that the results depend on."""
+        needed = {place for result in results for place in result.places}
+        for place, (_, _, read) in reversed(self.steps.items()):
             if place in needed:
                 needed.update(read)
-        return [*(line for place, (line, _) in self.lines.items() if place in needed), *written]
+        return needed
+
+    def write(self, results: Sequence[_Result], names: Sequence[str]) -> list[str]:
+        """The lines of C."""
+        needed = self._needed(results)
+        lines = [line for place, (_, line, _) in self.steps.items() if place in needed]
+        for name, result in zip(names, results, strict=True):
+            lines += [f"{name}[{i}] = {self.expressions[place]};" for i, place in enumerate(result.places)]
+        return lines
+
+    def compute(self, results: Sequence[_Result], samples: Tensor) -> list[Tensor]:
+        """The results for samples ``(..., size)``, in torch."""
+        needed, values = self._needed(results), {}
+        for place, i in self.inputs.items():
+            values[place] = samples[..., i]
+        for place, number in self.numbers.items():
+            if place in needed:
+                values[place] = torch.tensor(number, dtype=samples.dtype)
+        for place, (name, _, read) in self.steps.items():
+            if place in needed:
+                values[place] = _operate(name, *(values[p] for p in read))
+        batch = samples.shape[:-1]
+        return [
+            torch.stack([values[p].expand(batch) for p in result.places], -1).reshape(*batch, *result.shape)
+            for result in results
+        ]
 
     def _inputs(self) -> Tensor:
         places = [self.place(f"x[{i}]") for i in range(self.x.numel())]
+        self.inputs = {place: i for i, place in enumerate(places)}
         return torch.tensor(places, dtype=torch.int64).reshape(self.x.shape)
 
     # --------------------------------------------------------------------------------------------- numbers
@@ -183,14 +238,16 @@ class _Writer:
         if text not in self.known:
             place = len(self.expressions)
             variable = f"t{place}"
-            self.lines[place] = (f"const {real} {variable} = {text};", operands)
+            self.steps[place] = (name, f"const {real} {variable} = {text};", operands)
             self.known[text] = place
             self.expressions.append(variable)
         return self.known[text]
 
     def constant(self, number: float) -> int:
         text = number_text(number, self.double)
-        return self.place(f"({text})" if text.startswith("-") else text)
+        place = self.place(f"({text})" if text.startswith("-") else text)
+        self.numbers[place] = number
+        return place
 
     def places(self, value: Any) -> Tensor:
         """The places of a tensor or number; those of a constant are made."""
@@ -293,6 +350,16 @@ class _Writer:
 
     def _do_constant_pad_nd(self, value: Any, pad: Sequence[int], fill: float = 0) -> _Places:
         return _Places(torch.nn.functional.pad(self.places(value), list(pad), value=self.constant(fill)))
+
+
+def _operate(name: str, *operands: Tensor) -> Tensor:
+    """An operation of `_TEMPLATES` in torch; the truth of a comparison is 1 or 0, as in C."""
+    if name == "where":
+        return torch.where(operands[0] != 0, *operands[1:])
+    if name == "rsub":
+        return operands[1] - operands[0]
+    found = getattr(torch, name)(*operands)
+    return found.to(operands[0].dtype) if found.dtype == torch.bool else found
 
 
 class _Places:
