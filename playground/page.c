@@ -38,7 +38,7 @@ static CaffnetBatch batch_of(int32_t m, int32_t search, int32_t has_w) {
 /* Answer the problem in the arrays; its status, or -1 where the memory does not suffice. */
 int32_t page_solve(int32_t m, int32_t search, int32_t has_w) {
     CaffnetBatch batch = batch_of(m, search, has_w);
-    if (m > ROWS || caffnet_workspace(N, m, search) > (int64_t)sizeof page.memory) return -1;
+    if (m > ROWS || caffnet_workspace(N, m, search, 0) > (int64_t)sizeof page.memory) return -1;
     caffnet_solve(&batch, 0, 1, (void *)(((uintptr_t)page.memory + 63) & ~(uintptr_t)63));
     return page.status;
 }

@@ -7,7 +7,7 @@ moving    shapes that move with time
 hull      obstacles from their corners
 """
 
-from caffnet.control.barriers.base import Barrier, FunctionBarrier, Stack, with_time
+from caffnet.control.barriers.base import Barrier, FunctionBarrier, GradientExportError, Stack, with_time
 from caffnet.control.barriers.combine import Intersection, Union
 from caffnet.control.barriers.hull import hull_corners, hull_rows
 from caffnet.control.barriers.moving import Moving
@@ -16,6 +16,7 @@ from caffnet.control.barriers.shapes import InsideBox, InsidePolytope, OutsideCi
 __all__ = [
     "Barrier",
     "FunctionBarrier",
+    "GradientExportError",
     "InsideBox",
     "InsidePolytope",
     "Intersection",

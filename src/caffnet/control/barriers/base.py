@@ -36,6 +36,10 @@ def with_time(x: Tensor, t: Tensor | float) -> Tensor:
     return torch.cat([x, column], -1)
 
 
+class GradientExportError(ConstraintError):
+    """torch.export met a barrier whose gradient comes from automatic differentiation."""
+
+
 class Barrier:
     """Functions ``h_1 ... h_k`` of the state. Subclasses define ``__call__``, and `evaluate` if they can do better."""
 
@@ -64,10 +68,10 @@ class Barrier:
             return (value := checked(state)), value
 
         if is_exporting():
-            raise ConstraintError(
+            raise GradientExportError(
                 f"The gradient of {type(self).__name__} comes from automatic differentiation, which torch.export does "
-                "not hold: define evaluate(x) in a subclass, with the gradient written out, or write C with "
-                "caffnet.deploy.to_c, which differentiates."
+                "not hold: define evaluate(x) in a subclass, with the gradient written out, or export with "
+                "caffnet.deploy, which differentiates."
             )
         if x.numel() == 0:  # vmap takes no empty batch
             value = checked(x)
@@ -83,7 +87,7 @@ class Barrier:
         By forward-mode differentiation of `evaluate`; subclasses write it out where they can.
         """
         if is_exporting():
-            raise ConstraintError(
+            raise GradientExportError(
                 f"The second derivative of {type(self).__name__} comes from automatic differentiation, which "
                 "torch.export does not hold: define evaluate_along(x, v) in a subclass, with it written out."
             )
@@ -93,7 +97,7 @@ class Barrier:
     def third(self, x: Tensor, v: Tensor, w: Tensor) -> Tensor:
         """How ``∇²h v`` changes along w, with v held: ``∇³h v w``, ``(..., k, n_x)``; for barriers of third order."""
         if is_exporting():
-            raise ConstraintError(
+            raise GradientExportError(
                 f"The third derivative of {type(self).__name__} comes from automatic differentiation, which "
                 "torch.export does not hold: define third(x, v, w) in a subclass, with it written out."
             )

@@ -188,7 +188,7 @@ class DispatchProblem(Yardstick):
         solver.passModel(model)
         index, answers = np.arange(len(rows), dtype=np.int32), []
         for low, high in zip(lower[:, :-count], upper[:, :-count], strict=True):
-            solver.changeRowsBounds(len(rows), index, low, high)
+            solver.changeRowsBounds(len(rows), index, low, high)  # pyright: ignore[reportAttributeAccessIssue]
             solver.run()
             if solver.getModelStatus() != highspy.HighsModelStatus.kOptimal:
                 raise RuntimeError(f"HiGHS failed: {solver.modelStatusToString(solver.getModelStatus())}.")
