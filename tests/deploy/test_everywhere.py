@@ -173,7 +173,7 @@ def test_the_operator_in_cpp_that_aotinductor_calls(problems: list[vectors.Vecto
     stored = []
     for v in problems:
         mode = "nearest" if v.nearest else "nan"
-        packed = (v.row_kinds, "", [1], v.search, v.norm, v.strict, mode, "exact", 1)
+        packed = (None, v.row_kinds, "", [1], v.search, v.norm, v.strict, mode, "exact", 1)
         tolerances = list(native.tolerances(v.f.dtype, len(v.f)))
         stored.append((v.f, v.w, v.A, v.lower, v.upper, (*packed, tolerances), v.value, v.status))
     torch.save(stored, tmp_path / "problems.pt")

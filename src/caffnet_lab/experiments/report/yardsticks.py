@@ -176,7 +176,7 @@ def paired(apart: list[float]) -> tuple[Cell, Cell, Cell]:
     """Mean, 95 % interval and verdict of paired differences.
 
     >>> [cell.text for cell in paired([1.0, 1.2, 0.8])[1:]]
-    ['0.5032 to 1.4968', 'ours is better']
+    ['0.5031 to 1.4969', 'ours is better']
     """
     mean = statistics.fmean(apart)
     if len(apart) < 2:
