@@ -171,7 +171,7 @@ class AffineSet:
 
     @property
     def metric(self) -> Tensor | None:
-        """What distances are measured by, ``(..., n, n)``, or ``(..., 1, n)`` if diagonal; None: Euclidean."""
+        """The metric M of distances, ``(..., n, n)``, or ``(..., 1, n)`` if diagonal; None for the Euclidean one."""
         return self._metric
 
     @property

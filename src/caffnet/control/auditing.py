@@ -45,7 +45,7 @@ MOST_BOXES, MOST_CORNERS = 4096, 14
 
 @dataclasses.dataclass(frozen=True)
 class Audit:
-    """What an audit found.
+    """The findings of an audit.
 
     Attributes:
         states: the states looked at, ``(samples, n_x)``.
@@ -79,14 +79,14 @@ class Audit:
 
     def __str__(self) -> str:
         place = ", ".join(f"{name} = {value:.4g}" for name, value in zip(self.names, self.worst.tolist(), strict=True))
-        told = [
+        lines = [
             f"{int(self.infeasible.sum())} of {len(self.states)} states have no admissible input "
             f"({100 * self.share:.3g} % of the region).",
             f"Smallest depth {float(self.depths.min()):.4g} at {place}.",
         ]
         if self.conflict:
-            told.append(f"In conflict there: {', '.join(self.conflict)}.")
-        return "\n".join([*told, f"Proof: {self.proof}."])
+            lines.append(f"In conflict there: {', '.join(self.conflict)}.")
+        return "\n".join([*lines, f"Proof: {self.proof}."])
 
     def draw(self, path: Path | str, axes: tuple[int, int] = (0, 1)) -> Path:
         """Draw the states over two of their entries, coloured by depth; needs matplotlib."""

@@ -314,16 +314,18 @@ def _read_timing(path: Path) -> dict[str, Any]:
 
 
 def thin(epochs: int, best: int = 0) -> list[int]:
-    """Epochs worth keeping of a loss history: all of a short one, else fewer and fewer; always `best` and the last.
+    """Choose at most 500 epochs of a loss history: all of a short one, else fewer and fewer, `best` and the last.
 
     >>> thin(300) == list(range(300)), len(thin(50_000))
-    (True, 957)
+    (True, 469)
     """
+    if epochs <= 500:
+        return list(range(epochs))
     start = min(epochs, 4000)  # what the paper shows
     kept = {
-        *range(min(epochs, 100)),
-        *range(100, start, max(1, start // 500)),
-        *range(start, epochs, max(1, epochs // 400)),
+        *range(100),
+        *range(100, start, math.ceil(start / 240)),
+        *range(start, epochs, math.ceil(epochs / 150)),
     }
     return sorted(kept | ({min(best, epochs - 1), epochs - 1} if epochs else set()))
 

@@ -1,4 +1,4 @@
-"""What a barrier is, any function as one, and several as one.
+"""The class of all barriers, a barrier from any function, and a stack of several.
 
 A barrier may hold several functions at once, ``h: (..., n_x) -> (..., k)``. Any function will do: its gradient comes
 from automatic differentiation. The shapes that robots meet have theirs written out, which is several times faster.
