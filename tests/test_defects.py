@@ -350,3 +350,27 @@ def test_an_exact_conflict_is_found_beside_rows_that_are_parallel_but_for_roundi
     answer = project(torch.tensor([[-4.0, -4.0, 0.0]]), set, on_infeasible="nearest")
     assert answer.status.item() == Status.INFEASIBLE
     assert answer.violation.item() < 0.1 and answer.value.abs().max() < 100
+
+
+@pytest.mark.parametrize("size", [1.0, 1e139, 1e308], ids=str)
+@pytest.mark.parametrize("bound", [5e-324, 1e-310, 4e-248], ids=str)
+def test_a_row_of_zeros_excludes_every_point_by_the_smallest_number(bound: float, size: float):
+    """0 y >= 5e-324 has no point, and no scaling of the sample makes it 0 y >= 0."""
+    set = AffineSet([[0.0, 0.0], [1.0, 0.0]], [bound, -INF], [INF, 4.0])
+    with pytest.raises(InfeasibleError) as caught:
+        project(torch.tensor([[size, 0.0]], dtype=torch.float64), set)
+    assert caught.value.conflicts[0].rows == (0,) and caught.value.conflicts[0].proven
+
+
+def test_strict_does_not_write_a_point_beyond_the_largest_number():
+    """Drawn-in rows meet at 3e309; cut to the largest number, that is not on the equality."""
+    row = torch.tensor([0.0, 0.0, -2e-323, 15.875, -(2.0**-21), 0.0], dtype=torch.float64)
+    A = torch.stack(
+        [-row / 4, torch.tensor([-4.0, 0, 0, 0, 0, 0]).to(row), torch.tensor([0, 0, 0, 0.03125, 0, 0]).to(row), row]
+    )
+    set = AffineSet(A, [-INF, -INF, -INF, -63.5], [15.875, 4.0, 1e308, -63.5])
+    f = torch.tensor([0.0, -4, -4, -4, -4, -4], dtype=torch.float64)
+    w = torch.tensor([-4.0, 0, -4, 1.3789130657754968e216, 0, 0], dtype=torch.float64)
+    value = project(f, set, w, search="full", strict=True).value
+    value = value * 1e-20  # so that the sums are finite
+    assert (value @ row + 63.5e-20).abs() <= 1e-12 * (value.abs() @ row.abs())

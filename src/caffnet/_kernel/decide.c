@@ -303,6 +303,7 @@ FN void write_value(const CaffnetBatch *batch, int64_t b, const Work *work) {
 /* Whether the point in work->y, as it will be returned, satisfies the rows of the sample: up to rounding, and every
    inequality exactly. */
 FN int strictly_inside(const CaffnetBatch *batch, int64_t b, Work *work, double size) {
+    if (!is_representable(work)) return 0;
     write_value(batch, b, work);
     if (!holds_exactly(batch, b, batch->value, b * batch->n)) return 0;
     restore_bounds(work);

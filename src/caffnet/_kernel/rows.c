@@ -120,6 +120,11 @@ FN void shift_sample(const CaffnetBatch *batch, int64_t b, Work *work, double si
     }
 }
 
+/* The bound of a row of zeros: on which side of 0 it lies decides, however small it is or becomes when it is scaled. */
+FN double bound_of_zeros(double bound, double scaled, double least) {
+    return bound > 0.0 ? larger(scaled, least) : bound < 0.0 ? smaller(scaled, -least) : bound;
+}
+
 /* Scale the bounds of one sample and load f and g. INVALID for NaN or infinite data, CONFLICT if the bounds of a row
    exclude each other (by any amount), else INSIDE. */
 FN int load_sample(const CaffnetBatch *batch, int64_t b, Work *work) {
@@ -151,7 +156,12 @@ FN int load_sample(const CaffnetBatch *batch, int64_t b, Work *work) {
     }
     if (odd || top > LARGEST) shift_sample(batch, b, work, size);
     for (Index i = 0; i < m; i++) {
-        if (s->squared[i] == 0.0 && state == CAFFNET_INSIDE && (s->low[i] > 0.0 || s->high[i] < 0.0)) state = CONFLICT;
+        if (s->squared[i] == 0.0) {
+            double least = 2.0 * work->t.underflow;
+            s->low[i] = bound_of_zeros(load(batch->lower, b * batch->lower_step + i, single), s->low[i], least);
+            s->high[i] = bound_of_zeros(load(batch->upper, b * batch->upper_step + i, single), s->high[i], least);
+            if (s->low[i] > 0.0 || s->high[i] < 0.0) state = CONFLICT;
+        }
         work->low[i] = s->low[i];
         work->high[i] = s->high[i];
         s->equal[i] = s->low[i] == s->high[i];
