@@ -148,7 +148,7 @@ class CAffine(nn.Module):
             else:
                 options = options.searching(constraints.search)
         if self.null_limit is not None and w is not None:
-            w = _limit(f, w, constraints, options, self.null_limit)
+            w = limit_null(f, w, constraints, options, self.null_limit)
         if not self.warm_start or is_compiling():
             return project_checked(f, constraints, w, options)
         m = (constraints.set if isinstance(constraints, Prepared) else constraints).m
@@ -288,7 +288,7 @@ def _device_type(x: Any) -> str | None:
     return next((kind for part in parts if (kind := _device_type(part)) is not None), None)
 
 
-def _limit(f: Tensor, w: Tensor, constraints: AffineSet | Prepared, options: Options, share: float) -> Tensor:
+def limit_null(f: Tensor, w: Tensor, constraints: AffineSet | Prepared, options: Options, share: float) -> Tensor:
     """The w of `null_limit`: ``w · min(1, share · dist(f, S) / |w|)``, in Euclidean lengths.
 
     The distance is that to the plain projection of f, differentiated with respect to f and the set. Where a length is

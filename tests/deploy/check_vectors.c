@@ -10,7 +10,7 @@ enum { MOST_N = 40, MOST_M = 200 };
 
 static double results[4]; /* problems, those with the same status, those with the same bits, the largest difference */
 static char memory[4 << 20];
-static double arrays[2 * MOST_N + MOST_M * MOST_N + 2 * MOST_M];
+static double arrays[2 * MOST_N + MOST_M * MOST_N + 2 * MOST_M + MOST_N * MOST_N];
 
 /* `count` numbers of the problem in its own type, at the next place of `arrays`. */
 static void *copy_numbers(const unsigned char **from, int64_t count, int single, double **place) {
@@ -28,7 +28,7 @@ static void *copy_numbers(const unsigned char **from, int64_t count, int single,
 
 /* Returns how many problems differ. */
 int32_t check_vectors(const unsigned char *from) {
-    int64_t head[2], whole[8];
+    int64_t head[2], whole[9];
     memset(results, 0, sizeof results);
     memcpy(head, from, sizeof head);
     from += sizeof head;
@@ -57,8 +57,10 @@ int32_t check_vectors(const unsigned char *from) {
         batch.A = copy_numbers(&from, m * n, single, &place);
         batch.lower = copy_numbers(&from, m, single, &place);
         batch.upper = copy_numbers(&from, m, single, &place);
+        batch.metric = whole[8] ? copy_numbers(&from, whole[8], single, &place) : NULL;
+        batch.diagonal = whole[8] == n;
         batch.value = value, batch.status = &status, batch.active = active, batch.choice = choice;
-        if (caffnet_workspace(n, m, batch.search, 0) > (int64_t)sizeof memory) return -1;
+        if (caffnet_workspace(n, m, batch.search, whole[8] > 0) > (int64_t)sizeof memory) return -1;
         caffnet_solve(&batch, 0, 1, (void *)(((uintptr_t)memory + 63) & ~(uintptr_t)63));
         for (int64_t j = 0; j < n; j++) {
             double expected, found = single ? (double)((float *)(void *)value)[j] : value[j];

@@ -117,6 +117,20 @@ def mixed(n: int, m: int) -> AffineSet:
     return AffineSet(A, -torch.ones(m, dtype=DOUBLE), 1 + torch.rand(m, dtype=DOUBLE, generator=stream))
 
 
+def stretched(x: Tensor) -> AffineSet:
+    """Rows and a metric that depend on x."""
+    root = torch.stack([torch.ones_like(x), torch.stack([x[..., 0], 2 + x[..., 1].cos()], -1)], -2)
+    M = root @ root.mT + 0.1 * torch.eye(2).to(x)
+    return AffineSet.inequality(torch.eye(2).to(x), x.sin()).with_metric(M)
+
+
+def limited() -> CAffNet:
+    """A w that is too long in many states."""
+    torch.manual_seed(1)
+    null = FeedForward(3, 2, 16, 1)
+    return CAffNet(FeedForward(3, 2, 16, 1), WEDGE, null, null_start="random", null_limit=0.3).double()
+
+
 CASES = {
     "set": lambda: (AffineSet.box(-1.0, 1.0, dim=2), {}),
     "free": lambda: (AffineSet.inequality(torch.zeros(0, 2), torch.zeros(0)), {}),
@@ -132,6 +146,11 @@ CASES = {
     "raise": lambda: (CAffine(conflicting), {"inputs": states(1)}),
     "circles": lambda: (CAffNet(FeedForward(3, 2, 16, 1).double(), circles, on_infeasible="nearest"), {}),
     "wall": lambda: (CAffine(wall, on_infeasible="nearest"), {"inputs": states(2)}),
+    "diagonal": lambda: (CAffine(mixed(12, 40), metric=torch.linspace(0.2, 3.0, 12, dtype=DOUBLE)), {}),
+    "matrix": lambda: (CAffine(WEDGE, metric=[[2.0, 0.5], [0.5, 1.0]]), {}),
+    "moving metric": lambda: (CAffine(stretched), {"inputs": states(2)}),
+    "limit": lambda: (limited(), {}),
+    "single limit": lambda: (limited().float(), {}),
     "traced": lambda: (CAffine(traced, on_infeasible="nearest"), {"inputs": states(3, torch.float32)}),
 }
 
@@ -252,10 +271,6 @@ def test_equal_lines_are_written_once_and_unused_ones_not_at_all():
         (lambda: CAffNet(Transformer(3, 2), WEDGE), "The backbone has Transformer, which to_c does not write"),
         (lambda: CAffNet(nn.Sequential(nn.ReLU()), WEDGE), "ReLU without an nn.Linear right before it"),
         (lambda: CAffNet(nn.Sequential(nn.Linear(2, 2), nn.GELU()), WEDGE), "The backbone has GELU"),
-        (
-            lambda: CAffNet(FeedForward(3, 2), WEDGE, FeedForward(3, 2), null_limit=1.0),
-            "null_limit needs a second search",
-        ),
         (lambda: CAffine(conflicting), r"depend on the input: pass inputs="),
         (lambda: AffineSet.box(torch.zeros(3, 2), torch.ones(3, 2)), r"writes one set that holds for every input"),
         (lambda: nn.Linear(2, 2), "takes a CAffNet, a CAffine or an AffineSet, got Linear"),

@@ -62,6 +62,7 @@ def test_the_problems_are_of_every_kind(problems: list[vectors.Vector]):
     assert {len(v.f) for v in problems} >= {1, 2, 40} and {len(v.A) for v in problems} >= {1, 200}
     assert min(Counter(v.search for v in problems).values()) >= 80
     assert min(Counter((v.f.dtype, v.w is None) for v in problems).values()) >= 300
+    assert min(Counter(None if v.metric is None else len(v.metric) == 1 for v in problems).values()) >= 100
 
 
 def test_c_by_gcc(file: Path, tmp_path: Path):
@@ -105,6 +106,9 @@ def same(found: torch.Tensor, expected: torch.Tensor) -> bool:
     )
 
 
+OPERANDS = ("f", "A", "lower", "upper", "numbers", "w", "metric")
+
+
 def test_onnx_runtime(problems: list[vectors.Vector]):
     """The operator itself, in a graph of one node for each problem."""
     onnxruntime, onnx = pytest.importorskip("onnxruntime"), pytest.importorskip("onnx")
@@ -118,10 +122,15 @@ def test_onnx_runtime(problems: list[vectors.Vector]):
         given["numbers"] = np.array([v.norm, *native.tolerances(v.f.dtype, len(v.f))])
         if v.w is not None:
             given["w"] = v.w[None].numpy()
+        if v.metric is not None:
+            given["metric"] = v.metric.numpy()
         types = {name: onnx.TensorProto.DOUBLE if name == "numbers" else kind[v.f.dtype] for name in given}
         node = make.make_node(
             "Solve",
-            list(given),
+            [
+                name if name in given else ""
+                for name in OPERANDS[: 5 + max(v.w is not None, 2 * (v.metric is not None))]
+            ],
             ["value", "status", "active"],
             domain="caffnet",
             row_kinds=v.row_kinds,
@@ -173,7 +182,7 @@ def test_the_operator_in_cpp_that_aotinductor_calls(problems: list[vectors.Vecto
     stored = []
     for v in problems:
         mode = "nearest" if v.nearest else "nan"
-        packed = (None, v.row_kinds, "", [1], v.search, v.norm, v.strict, mode, "exact", 1)
+        packed = (v.metric, v.row_kinds, "", [1], v.search, v.norm, v.strict, mode, "exact", 1)
         tolerances = list(native.tolerances(v.f.dtype, len(v.f)))
         stored.append((v.f, v.w, v.A, v.lower, v.upper, (*packed, tolerances), v.value, v.status))
     torch.save(stored, tmp_path / "problems.pt")

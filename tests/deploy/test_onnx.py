@@ -119,6 +119,18 @@ def test_the_limit_of_w(tmp_path: Path):
     agree(to_onnx(model, tmp_path / "net.onnx"), model, 2 * torch.randn(40, 2))
 
 
+@pytest.mark.parametrize("metric", [[2.0, 0.5], [[2.0, 0.5], [0.5, 1.0]]], ids=["diagonal", "matrix"])
+@pytest.mark.parametrize("operators", ["caffnet", "plain"])
+def test_a_metric(operators: str, metric: list, tmp_path: Path):
+    set = AffineSet.inequality([[1.0, 1.0], [1.0, -2.0]], [0.5, 1.0]).with_metric(metric)
+    layer = CAffine(set, search="full", on_infeasible="nan")
+    if operators == "plain" and isinstance(metric[0], list):
+        with pytest.raises(ConstraintError, match="factorise no matrix"):
+            to_onnx(layer, tmp_path / "net.onnx", operators=operators)
+        return
+    agree(to_onnx(layer, tmp_path / "net.onnx", operators=operators), layer, 3 * torch.randn(40, 2))
+
+
 @pytest.mark.parametrize("on_infeasible", ["nan", "nearest", "raise"])
 def test_empty_sets_and_nan_are_answered_as_torch_does(on_infeasible: str, tmp_path: Path):
     model = case("moving", on_infeasible=on_infeasible)

@@ -1,11 +1,12 @@
 """2000 problems with the answers of Python, as one file that every other home of the kernel reads.
 
-Sizes n = 1..40 and m = 1..200, float32 and float64, with and without w, all searches; random, degenerate (small
-integers: rows repeat, depend on each other and meet in points), boxes, equalities, empty sets, and data with NaN.
+Sizes n = 1..40 and m = 1..200, float32 and float64, with and without w and a metric, all searches; random, degenerate
+(small integers: rows repeat, depend on each other and meet in points), boxes, equalities, empty sets, data with NaN.
 
 The file is little-endian: the number of problems and of tolerances (int64); then for each problem n, m, single, search,
-strict, nearest, w or not, status (int64), the norm and the tolerances (double), the kinds of the rows (8 bytes each),
-and f, w, A, lower, upper, value (double; float32 numbers are doubles too).
+strict, nearest, w or not, status, how many numbers its metric has (int64; n if it is diagonal), the norm and the
+tolerances (double), the kinds of the rows (8 bytes each), and f, w, A, lower, upper, metric, value (double; float32
+numbers are doubles too).
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ class Vector(NamedTuple):
     A: Tensor
     lower: Tensor
     upper: Tensor
+    metric: Tensor | None  # (n, n), or (1, n) if it is diagonal
     row_kinds: str
     search: str
     norm: float
@@ -83,10 +85,16 @@ def problems(count: int = COUNT) -> Iterator[Vector]:
         search = dice.choice(["full", "lite", "paper", "active"]) if m <= FULL_ROWS and n <= 4 else "active"
         norm, strict, nearest = dice.choice([2.0, 2.0, 1.0, float("inf")]), dice.random() < 0.2, dice.random() < 0.7
         set = AffineSet(A, lower, upper)
+        if search != "paper" and norm == 2.0 and dice.random() < 0.5:
+            root = normal(n, n) / n**0.5
+            full, diagonal = root @ root.T + torch.eye(n, dtype=torch.float64), 0.2 + normal(n).square()
+            set = set.with_metric(dice.choice([full, diagonal]).to(dtype))
         on_infeasible = "nearest" if nearest else "nan"
         answer = project(f, set, w, search=search, norm=norm, strict=strict, on_infeasible=on_infeasible)
         status = int(answer.status)
-        yield Vector(f, w, A, lower, upper, set.row_kinds, search, norm, strict, nearest, answer.value, status)
+        yield Vector(
+            f, w, A, lower, upper, set.metric, set.row_kinds, search, norm, strict, nearest, answer.value, status
+        )
 
 
 def write(path: Path, vectors: list[Vector]) -> Path:
@@ -96,10 +104,10 @@ def write(path: Path, vectors: list[Vector]) -> Path:
     for v in vectors:
         n, m = len(v.f), len(v.A)
         whole = (n, m, v.f.dtype == torch.float32, native.SEARCHES[v.search], v.strict, v.nearest, v.w is not None)
-        parts.append(struct.pack("<8q", *whole, v.status))
+        parts.append(struct.pack("<9q", *whole, v.status, 0 if v.metric is None else v.metric.numel()))
         parts.append(struct.pack(f"<{1 + fields}d", v.norm, *native.tolerances(v.f.dtype, n)))
         parts.append(struct.pack(f"<{m}q", *v.row_kinds.encode()))
-        for t in (v.f, v.w, v.A, v.lower, v.upper, v.value):
+        for t in (v.f, v.w, v.A, v.lower, v.upper, v.metric, v.value):
             if t is not None:
                 parts.append(t.double().contiguous().numpy().tobytes())
     path.write_bytes(b"".join(parts))

@@ -1,9 +1,9 @@
 /* The operator Solve of the domain "caffnet" for ONNX Runtime: session_options.register_custom_ops_library(library).
 
-     Solve(f, A, lower, upper, numbers, w?) -> value, status, active     row_kinds, search, strict, on_infeasible
+     Solve(f, A, lower, upper, numbers, w?, metric?) -> value, status, active     row_kinds, search, strict, on_infeasible
 
-   f (B, n), A (m, n) or (B, m, n), bounds (m,) or (B, m), w (B, n) or absent, all float32 or all float64; numbers
-   (float64): the norm, then the fields of CaffnetTolerances. on_infeasible is "raise": the run fails; "nearest"; "nan".
+   f (B, n), A (m, n) or (B, m, n), bounds (m,) or (B, m), w (B, n) or absent, the metric (n, n), (1, n) if it is
+   diagonal, either with B in front, or absent; all float32 or all float64. numbers (float64): the norm, then the fields of CaffnetTolerances. on_infeasible is "raise": the run fails; "nearest"; "nan".
 
    ONNX Runtime hands over a table of functions, whose order never changes. The few that are called here are declared by
    their place in it, so that no header of ONNX Runtime is needed. */
@@ -76,7 +76,7 @@ struct Operator {
 
 /* ---------------------------------------------------------------------------------------------- one node */
 
-enum { F, A, LOWER, UPPER, NUMBERS, W, INPUTS };
+enum { F, A, LOWER, UPPER, NUMBERS, W, METRIC, INPUTS };
 
 typedef struct {
     const Api *api;
@@ -188,8 +188,11 @@ static Error compute(void *kernel, Opaque *context) {
     for (size_t k = 0; k < INPUTS && !error; k++) error = read_input(api, context, k, &in[k]);
     if (error) return error;
     int64_t samples = in[F].axes == 2 ? in[F].size[0] : 0, n = in[F].axes == 2 ? in[F].size[1] : -1, m = (int64_t)node->rows;
+    const int64_t *shape_of_metric = in[METRIC].size + (in[METRIC].axes == 3);
+    batch.diagonal = in[METRIC].data && shape_of_metric[0] == 1;
     int good = n >= 0 && fits(&in[A], 2, samples, m, n, &batch.A_step) && fits(&in[LOWER], 1, samples, 1, m, &batch.lower_step) &&
                fits(&in[UPPER], 1, samples, 1, m, &batch.upper_step) && (!in[W].data || fits(&in[W], 1, samples, 1, n, &batch.w_step)) &&
+               (!in[METRIC].data || fits(&in[METRIC], 2, samples, batch.diagonal ? 1 : n, n, &batch.metric_step)) &&
                in[NUMBERS].axes == 1 && in[NUMBERS].size[0] == 1 + (int64_t)(sizeof(CaffnetTolerances) / sizeof(double));
     if (!good) return CREATE_STATUS(api)(ERROR_INVALID_ARGUMENT, "caffnet.Solve: the shapes of the inputs do not fit, or the model is of another version.");
     int64_t shape[3][2] = {{samples, n}, {samples, 0}, {samples, m}};
@@ -202,10 +205,11 @@ static Error compute(void *kernel, Opaque *context) {
     batch.search = node->search, batch.strict = node->strict, batch.nearest = node->nearest;
     batch.f = in[F].data, batch.f_step = n, batch.w = in[W].data;
     batch.A = in[A].data, batch.lower = in[LOWER].data, batch.upper = in[UPPER].data, batch.kinds = node->kinds;
+    batch.metric = in[METRIC].data;
     batch.value = to[0], batch.status = (int8_t *)to[1], batch.active = (int8_t *)to[2];
     batch.norm = *(const double *)in[NUMBERS].data;
     memcpy(&batch.t, (const double *)in[NUMBERS].data + 1, sizeof batch.t);
-    size_t room = (size_t)caffnet_workspace(n, m, node->search, 0) + 64, slots = (size_t)(samples * n);
+    size_t room = (size_t)caffnet_workspace(n, m, node->search, in[METRIC].data != NULL) + 64, slots = (size_t)(samples * n);
     char *memory = (char *)malloc(room + slots * sizeof(int32_t));
     if (!memory) return CREATE_STATUS(api)(ERROR_RUNTIME, "caffnet.Solve: out of memory.");
     batch.choice = (int32_t *)(void *)memory;
@@ -239,7 +243,7 @@ static size_t count_outputs(const Operator *op) {
 
 static int kind_of_input(const Operator *op, size_t index) {
     (void)op;
-    return index == W ? OPTIONAL : REQUIRED;
+    return index >= W ? OPTIONAL : REQUIRED;
 }
 
 static int kind_of_output(const Operator *op, size_t index) {

@@ -63,9 +63,13 @@ def is_exporting_plain() -> bool:
     return is_exporting() and _wants_plain()
 
 
-@torch.compiler.assume_constant_result  # dynamo, as in export(strict=True), would take the second question for no
 def _wants_plain() -> bool:
     return len(_plain) > 0 or torch.onnx.is_in_onnx_export()
+
+
+# Dynamo, as in export(strict=True), would take the second question for no. This is what the decorator
+# torch.compiler.assume_constant_result does, which also imports dynamo: that takes longer than all the rest.
+_wants_plain._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
 
 
 def is_jit_tracing() -> bool:

@@ -22,13 +22,13 @@ from caffnet.deploy.program import (
     copy_kernel,
     layer_of,
     outputs_around,
+    parts_of,
     read_source,
-    refuse_metric,
     samples_of,
 )
 from caffnet.deploy.scalars import number_text, write_function
 from caffnet.errors import ConstraintError
-from caffnet.layer import CAffine
+from caffnet.layer import CAffine, limit_null
 from caffnet.model import CAffNet
 from caffnet.projection import project_checked
 
@@ -119,11 +119,6 @@ def _read(source: Source, inputs: Tensor | None) -> _Policy:
     model = read_source(source, "to_c")
     net = model if isinstance(model, CAffNet) else None
     layer = layer_of(model)
-    if layer.null_limit is not None:
-        raise ConstraintError(
-            "null_limit needs a second search, which to_c does not write: export a model with null_limit=None, or use "
-            "to_aot."
-        )
     backbone = [] if net is None else read_network(net.backbone, "backbone")
     null = [] if net is None or net.null is None else read_network(net.null, "null-space network")
     x = samples_of(model, inputs)
@@ -139,7 +134,6 @@ def _read(source: Source, inputs: Tensor | None) -> _Policy:
         model.train(training)
     if layer.constraint is None and set.batch_shape:
         raise ConstraintError(f"to_c writes one set that holds for every input, got {set}: index it, set[i].")
-    refuse_metric(set, "to_c")
     if set.n == 0:
         raise ConstraintError("to_c needs at least one output.")
     rows = None if layer.constraint is None else _write_rows(layer, x[0])
@@ -148,17 +142,20 @@ def _read(source: Source, inputs: Tensor | None) -> _Policy:
     return _Policy(layer, options.searching(search), backbone, null, set, rows, x, f, w)
 
 
+def _names(set: AffineSet) -> tuple[str, ...]:
+    """Names of the tensors of `parts_of`."""
+    return ("A", "lower", "upper", "metric")[: len(parts_of(set))]
+
+
 def _status_instead(on_infeasible: str) -> str:
     """C has no exceptions: what raises in Python is NaN and a status."""
     return "nan" if on_infeasible == "raise" else on_infeasible
 
 
 def _write_rows(layer: CAffine, x: Tensor) -> list[str]:
-    def parts(sample: Tensor) -> list[Tensor]:
-        set = layer.set_at(sample)
-        return [set.A, set.lower, set.upper]
-
-    return write_function(parts, x, ["A", "lower", "upper"])
+    set = layer.set_at(x)
+    unused = [] if set.metric is not None else ["(void)metric;"]
+    return unused + write_function(lambda one: parts_of(layer.set_at(one)), x, list(_names(set)))
 
 
 # ------------------------------------------------------------------------------------------------- writing
@@ -198,7 +195,9 @@ def _data_header(policy: _Policy) -> str:
     n, m, search = set.n, set.m, options.search
     widths = [len(dense.bias) for dense in (*policy.backbone, *policy.null)]
     activations = {dense.activation for dense in (*policy.backbone, *policy.null)}
-    code = native.SEARCHES[search]
+    code, measured = native.SEARCHES[search], set.metric is not None
+    room = max(native.workspace_size(n, m, each, measured) for each in {code, native.SEARCHES["active"]})
+    numbers = 0 if set.metric is None else set.metric.shape[-2] * n
     steps, meaning = _most_steps(policy)
     double = policy.dtype == torch.float64
     end = "" if double else "f"
@@ -220,8 +219,10 @@ def _data_header(policy: _Policy) -> str:
             f"#define POLICY_NORM {'HUGE_VAL' if options.norm == float('inf') else number_text(options.norm)}",
             f"#define POLICY_STRICT {int(options.strict)}",
             f"#define POLICY_NEAREST {int(options.on_infeasible == 'nearest')}",
+            f"#define POLICY_METRIC {numbers} /* the numbers of the metric: n if it is diagonal */",
+            f"#define POLICY_NULL_LIMIT {number_text(layer.null_limit or 0.0)} /* 0: w has no limit */",
             f"#define POLICY_WARM {int(layer.warm_start)} /* a step begins with the rows of the one before */",
-            f"#define POLICY_WORKSPACE {native.workspace_size(n, m, code)} /* bytes */",
+            f"#define POLICY_WORKSPACE {room} /* bytes */",
             f"#define POLICY_MOST_STEPS {steps} /* {meaning} */",
             "",
             f"#define POLICY_HAS_NETWORK {int(bool(policy.backbone))}",
@@ -232,6 +233,7 @@ def _data_header(policy: _Policy) -> str:
             f"#define POLICY_USES_TANH {int('TANH' in activations)}",
             f"#define POLICY_EXP exp{end}",
             f"#define POLICY_TANH_OF tanh{end}",
+            f"#define POLICY_ROOT sqrt{end}",
             "enum { POLICY_NONE, POLICY_RELU, POLICY_SILU, POLICY_TANH };",
             "",
             "/* activation(weight x + bias), weight (outputs, inputs) */",
@@ -242,7 +244,7 @@ def _data_header(policy: _Policy) -> str:
             "",
             "extern const CaffnetTolerances policy_tolerances;",
             "extern const char policy_kinds[];",
-            *(["extern const policy_real policy_A[], policy_lower[], policy_upper[];"] if policy.rows is None else []),
+            *(f"extern const policy_real policy_{key}[];" for key in (_names(set) if policy.rows is None else ())),
             *(["extern const PolicyLayer policy_backbone[];"] if policy.backbone else []),
             *(["extern const PolicyLayer policy_null[];"] if policy.null else []),
             "",
@@ -268,10 +270,11 @@ def _data(policy: _Policy) -> str:
     if policy.rows is None:
         names = ", ".join(set.names).replace("*/", "* /")
         lines.append(f"/* {names} */")
-        parts = (("A", set.A), ("lower", set.lower), ("upper", set.upper))
+        parts = zip(_names(set), parts_of(set), strict=True)
         lines += [_array(f"const policy_real policy_{key}", t, double) for key, t in parts]
     else:
-        lines.append("void policy_rows(const policy_real *x, policy_real *A, policy_real *lower, policy_real *upper) {")
+        lines.append("void policy_rows(const policy_real *x, policy_real *A, policy_real *lower, policy_real *upper,")
+        lines.append("                 policy_real *metric) {")
         lines += [f"    {line}" for line in policy.rows]
         lines.append("}")
     for role, network in (("backbone", policy.backbone), ("null", policy.null)):
@@ -291,13 +294,17 @@ def _vectors(policy: _Policy) -> str:
     """The answers of torch at the test inputs, one sample at a time, as a robot asks."""
     set, double = policy.set, policy.dtype == torch.float64
     with torch.no_grad():
-        answer = project_checked(policy.f, set, policy.w, policy.options)
+        w, limit = policy.w, policy.layer.null_limit
+        if w is not None and limit is not None:
+            w = limit_null(policy.f, w, set, policy.options, limit)
+        answer = project_checked(policy.f, set, w, policy.options)
         count = len(policy.x)
         arrays = [("x", policy.x), ("f", policy.f), ("value", answer.value), ("violation", answer.violation)]
         if policy.rows is not None:
-            expanded = (set.A.expand(count, set.m, set.n), set.lower.expand(count, -1), set.upper.expand(count, -1))
-            arrays += list(zip(("A", "lower", "upper"), expanded, strict=True))
-    used = {"x", "value", "violation", "A", "lower", "upper"} | ({"f"} if not policy.backbone else {"x"})
+            core = native.CORES[: len(parts_of(set))]
+            expanded = [t.expand(count, *t.shape[-axes:]) for t, axes in zip(parts_of(set), core, strict=True)]
+            arrays += list(zip(_names(set), expanded, strict=True))
+    used = {"x", "value", "violation", *_names(set)} | ({"f"} if not policy.backbone else {"x"})
     return "\n".join(
         [
             "/* Inputs and what torch answers. Written by caffnet. */",

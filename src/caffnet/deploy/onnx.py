@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from caffnet._kernel import native
+from caffnet._solve.problem import is_diagonal
 from caffnet._solve.tracing import plain_operations
-from caffnet.deploy.program import Source, Traced, layer_of, read_source, refuse_metric, samples_of
+from caffnet.deploy.program import Source, Traced, layer_of, read_source, samples_of
 from caffnet.errors import ConstraintError
 
 OPERATORS = ("caffnet", "plain")
@@ -41,7 +42,12 @@ def to_onnx(model: Source, path: str | Path, *, operators: str = "caffnet", inpu
     if operators not in OPERATORS:
         raise ConstraintError(f"operators must be one of {', '.join(OPERATORS)}, got {operators!r}.")
     source = read_source(model, "to_onnx")
-    refuse_metric(layer_of(source).set_at(samples_of(source, inputs)), "to_onnx")
+    if operators == "plain":
+        metric = layer_of(source).set_at(samples_of(source, inputs)).metric
+        if metric is not None and not is_diagonal(metric):
+            raise ConstraintError(
+                'The standard operators of ONNX factorise no matrix: choose operators="caffnet", or a diagonal metric.'
+            )
     try:
         import onnxscript  # noqa: F401
     except ImportError:
@@ -89,6 +95,7 @@ def _schema() -> Any:
             *(one(name, real) for name in ("f", "A", "lower", "upper")),
             one("numbers", numbers),
             one("w", real, param_option=maybe),
+            one("metric", real, param_option=maybe),
         ],
         outputs=[one("value", real), one("status", sides), one("active", sides)],
         type_constraints=[(real, ["tensor(float)", "tensor(double)"], "")],
@@ -137,6 +144,7 @@ def _translations() -> dict[Any, Any]:
             upper,
             op.Constant(value=onnx.numpy_helper.from_array(numbers)),
             w,
+            metric,
             row_kinds=row_kinds,
             search=native.SEARCHES[search],
             strict=int(strict),

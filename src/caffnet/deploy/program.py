@@ -36,12 +36,6 @@ def read_source(source: Source, writer: str) -> CAffNet | CAffine:
     return source
 
 
-def refuse_metric(set: AffineSet, writer: str) -> None:
-    """Raise for a set with a metric, which C and ONNX Runtime do not get yet."""
-    if set.metric is not None:
-        raise ConstraintError(f"{writer} does not write a metric yet: use to_aot or torch.export, which hold it.")
-
-
 def layer_of(model: CAffNet | CAffine) -> CAffine:
     """The layer of a model, or the layer itself."""
     return model.layer if isinstance(model, CAffNet) else model
@@ -65,6 +59,11 @@ def samples_of(model: CAffNet | CAffine, inputs: Tensor | None) -> Tensor:
         raise ConstraintError("The rows depend on the input: pass inputs=, samples (B, ...) of it.")
     stream = torch.Generator().manual_seed(0)
     return (2 * torch.randn(_SAMPLES, size, dtype=torch.float64, generator=stream)).to(like)
+
+
+def parts_of(set: AffineSet) -> list[Tensor]:
+    """The tensors of a set: A, lower, upper, and its metric where it has one."""
+    return [set.A, set.lower, set.upper, *([] if set.metric is None else [set.metric])]
 
 
 def outputs_around(set: AffineSet, x: Tensor) -> Tensor:
@@ -149,8 +148,13 @@ class Traced:
             yield
             return
         sample = layer.set_at(x[0])
-        parts = batch_function(lambda one: [(s := layer.set_at(one)).A, s.lower, s.upper], x[0])
-        layer.constraint = lambda states: AffineSet.from_parts(*parts(states), sample.labels, sample.row_kinds)  # pyright: ignore
+        parts = batch_function(lambda one: parts_of(layer.set_at(one)), x[0])
+
+        def rows_at(states: Tensor) -> AffineSet:
+            A, lower, upper, *metric = parts(states)
+            return AffineSet.from_parts(A, lower, upper, sample.labels, sample.row_kinds, *metric)
+
+        layer.constraint = rows_at
         try:
             yield
         finally:

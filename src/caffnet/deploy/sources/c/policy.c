@@ -69,9 +69,37 @@ static double violation_of(const CaffnetBatch *batch, const policy_real *y) {
     return worst;
 }
 
+/* |t|_2, without overflow. */
+static policy_real length_of(const policy_real *t) {
+    policy_real top = 0, sum = 0;
+    for (int j = 0; j < POLICY_OUTPUTS; j++) {
+        policy_real size = t[j] < 0 ? -t[j] : t[j];
+        if (!(size <= top)) top = size; /* NaN is seen */
+    }
+    if (!(top > 0)) return top;
+    for (int j = 0; j < POLICY_OUTPUTS; j++) sum += (t[j] / top) * (t[j] / top);
+    return (policy_real)(top * POLICY_ROOT(sum));
+}
+
+/* w, made shorter where it is longer than POLICY_NULL_LIMIT times the distance of f to the set. */
+static const policy_real *limited(const CaffnetBatch *given, PolicyMemory *memory, void *room) {
+    const policy_real *f = (const policy_real *)given->f, *w = (const policy_real *)given->w;
+    CaffnetBatch batch = *given;
+    int8_t status = CAFFNET_INVALID;
+    batch.search = CAFFNET_ACTIVE, batch.strict = 0, batch.nearest = 1, batch.norm = 2.0;
+    batch.w = NULL, batch.start = NULL, batch.value = memory->plain, batch.status = &status;
+    caffnet_solve(&batch, 0, 1, room);
+    for (int j = 0; j < POLICY_OUTPUTS; j++) memory->plain[j] = f[j] - memory->plain[j];
+    policy_real limit = (policy_real)POLICY_NULL_LIMIT * length_of(memory->plain), size = length_of(w);
+    if (!(size > limit) || isinf(size)) return w;
+    for (int j = 0; j < POLICY_OUTPUTS; j++) memory->w[j] = w[j] * (limit / size);
+    return memory->w;
+}
+
 int policy_project(PolicyMemory *memory, const policy_real *f, const policy_real *w, const policy_real *x, PolicyAnswer *answer) {
     CaffnetBatch batch;
     int8_t status = CAFFNET_INVALID;
+    void *room = (void *)(((uintptr_t)memory->workspace + 63) & ~(uintptr_t)63);
     memset(&batch, 0, sizeof batch);
     batch.n = POLICY_OUTPUTS, batch.m = POLICY_ROWS, batch.samples = 1;
     batch.single = sizeof(policy_real) == 4;
@@ -82,13 +110,19 @@ int policy_project(PolicyMemory *memory, const policy_real *f, const policy_real
 #if POLICY_FIXED
     (void)x;
     batch.A = policy_A, batch.lower = policy_lower, batch.upper = policy_upper;
-#else
-    policy_rows(x, memory->A, memory->lower, memory->upper);
-    batch.A = memory->A, batch.lower = memory->lower, batch.upper = memory->upper;
+#if POLICY_METRIC
+    batch.metric = policy_metric;
 #endif
+#else
+    policy_rows(x, memory->A, memory->lower, memory->upper, memory->metric);
+    batch.A = memory->A, batch.lower = memory->lower, batch.upper = memory->upper;
+    batch.metric = POLICY_METRIC ? memory->metric : NULL;
+#endif
+    batch.diagonal = POLICY_METRIC == POLICY_OUTPUTS;
     batch.start = POLICY_WARM ? memory->start : NULL;
     batch.value = answer->value, batch.status = &status, batch.active = answer->active, batch.choice = memory->choice;
-    caffnet_solve(&batch, 0, 1, (void *)(((uintptr_t)memory->workspace + 63) & ~(uintptr_t)63));
+    if (POLICY_NULL_LIMIT > 0 && w) batch.w = limited(&batch, memory, room);
+    caffnet_solve(&batch, 0, 1, room);
     if (POLICY_WARM) memcpy(memory->start, answer->active, POLICY_ROWS);
     answer->violation = violation_of(&batch, answer->value);
     answer->status = status;

@@ -27,10 +27,12 @@ typedef struct {
 typedef struct {
     unsigned char workspace[POLICY_WORKSPACE];
     policy_real f[POLICY_OUTPUTS], w[POLICY_OUTPUTS], layer[2][POLICY_WIDTH];
+    policy_real plain[POLICY_OUTPUTS]; /* the projection of f alone, where w has a limit */
     int32_t choice[POLICY_OUTPUTS];
     int8_t start[POLICY_ROWS_OR_1]; /* the rows of the step before, where the layer has warm_start */
 #if !POLICY_FIXED
     policy_real A[POLICY_ROWS_OR_1 * POLICY_OUTPUTS], lower[POLICY_ROWS_OR_1], upper[POLICY_ROWS_OR_1];
+    policy_real metric[POLICY_METRIC + 1];
 #endif
 } PolicyMemory;
 
@@ -46,8 +48,8 @@ int policy_step(PolicyMemory *memory, const policy_real *x, const policy_real *n
 #endif
 
 #if !POLICY_FIXED
-/* The rows at x: A (POLICY_ROWS, POLICY_OUTPUTS), lower and upper (POLICY_ROWS,). */
-void policy_rows(const policy_real *x, policy_real *A, policy_real *lower, policy_real *upper);
+/* The rows at x: A (POLICY_ROWS, POLICY_OUTPUTS), lower and upper (POLICY_ROWS,), and the metric (POLICY_METRIC,). */
+void policy_rows(const policy_real *x, policy_real *A, policy_real *lower, policy_real *upper, policy_real *metric);
 #endif
 
 #ifdef __cplusplus
