@@ -234,7 +234,8 @@ def test_the_first_projection_loads_nothing_of_torch_that_was_not_there():
     code = (
         "import sys, torch; before = set(sys.modules); import caffnet; "
         "caffnet.project(torch.zeros(1, 2), caffnet.AffineSet.box(1.0, 2.0, dim=2)); "
-        "bad = {name for name in set(sys.modules) - before if name.startswith('torch')}; sys.exit(str(bad) if bad else 0)"
+        "bad = {name for name in set(sys.modules) - before if name.startswith('torch')}; "
+        "sys.exit(str(bad) if bad else 0)"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr

@@ -19,14 +19,15 @@ async function open(viewport, more = {}) {
 
 /* The problem as the page has it, and the answer that it shows. */
 const read = page => page.evaluate(() => {
-  const { rows, w, norm } = solve();
+  const { rows, w, norm, metric } = solve();
   const number = name => Number(document.getElementById("value").dataset[name]);
   return {
-    f: world.f, w, norm: String(norm), search: Number(document.getElementById("search").value), A: rows.map(row => row.a), b: rows.map(row => row.high),
+    f: world.f, w, metric, norm: String(norm), multipliers: document.getElementById("multipliers").dataset.all, search: Number(document.getElementById("search").value), A: rows.map(row => row.a), b: rows.map(row => row.high),
     value: [number("x"), number("y")], status: document.getElementById("status").textContent,
     certificate: document.getElementById("certificate").textContent,
     cone: document.querySelectorAll('[data-name="tangent cone"]').length,
     candidates: document.getElementById("candidates").rows.length,
+    best: document.querySelector("#candidates .best td:nth-child(2)")?.textContent ?? null, shown: pair([number("x"), number("y")]),
   };
 });
 
@@ -52,7 +53,15 @@ for (const norm of ["1", "Infinity", "2"]) {
 }
 await page.selectOption("#search", "2");
 shown.views.push(await read(page));
+await page.check("#with-metric");
+shown.views.push(await read(page));
 await page.uncheck("#with-w");
+shown.views.push(await read(page));
+await page.locator("#stretch").fill("4.5");
+await page.locator("#turn").fill("120");
+shown.views.push(await read(page));
+await page.screenshot({ path: `${folder}/metric.png` });
+await page.uncheck("#with-metric");
 shown.views.push(await read(page));
 const before = (await read(page)).f;
 await page.focus('[data-name="f"]');

@@ -36,7 +36,7 @@ def shown(tmp_path_factory) -> dict:
     command = ["node", str(Path(__file__).parent / "drive.mjs"), str(PAGE), str(CHROMIUM), str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "NODE_PATH": str(NODE)})
     assert done.returncode == 0, done.stderr
-    assert {path.name for path in folder.iterdir()} == {"set.png", "empty.png", "drive.png", "phone.png"}
+    assert {path.name for path in folder.iterdir()} == {"set.png", "metric.png", "empty.png", "drive.png", "phone.png"}
     return json.loads(done.stdout)
 
 
@@ -53,15 +53,25 @@ def test_the_numbers_are_those_of_python(shown: dict):
         w = None if view["w"] is None else torch.tensor(view["w"], dtype=torch.float64)
         search = ("full", "lite", "active")[view["search"]]
         set_ = AffineSet.inequality(A, b)
+        if view["metric"] is not None:
+            set_ = set_.with_metric(torch.tensor(view["metric"], dtype=torch.float64))
         answer = project(f, set_, w, norm=float(view["norm"]), search=search, on_infeasible="nearest")
         assert view["status"] == Status(int(answer.status)).name
         torch.testing.assert_close(
             torch.tensor(view["value"], dtype=torch.float64), answer.value, rtol=1e-12, atol=1e-12
         )
         seen.add(view["status"])
+        if view["status"] == "PROJECTED" and (search == "full" or w is None):
+            assert view["best"] == view["shown"]
+        if view["status"] == "PROJECTED":  # M (f + w - y) is made of the normals of the active rows
+            pull = (f if w is None else f + w) - answer.value
+            pull = pull if view["metric"] is None else torch.tensor(view["metric"], dtype=torch.float64) @ pull
+            multipliers = torch.tensor([float(x) for x in view["multipliers"].split()], dtype=torch.float64)
+            torch.testing.assert_close(multipliers @ A[answer.active != 0], pull, rtol=1e-9, atol=1e-9)
         assert (view["certificate"] != "") == (view["status"] == "INFEASIBLE")
         assert view["cone"] == (view["status"] == "PROJECTED")
     assert {"PROJECTED", "INFEASIBLE"} <= seen
+    assert sum(view["metric"] is not None for view in shown["views"]) == 3
     assert len({tuple(view["f"]) for view in shown["views"]}) >= 3  # the drags moved it
     assert "reads 0 ≤ -" in shown["views"][-1]["certificate"]
 
