@@ -1,4 +1,4 @@
-"""What must hold: the set ``S = {y : lower <= A y <= upper}``.
+"""Constraints: the set ``S = {y : lower <= A y <= upper}``.
 
 One canonical form says everything: an equality has ``lower == upper``, a one-sided row has an infinite side, a box
 is ``A = I``. A set is plain immutable data. It may carry leading batch axes (one set per sample), and an
@@ -515,7 +515,7 @@ def _inspect_kinds(lower: Tensor, upper: Tensor) -> str:
 
 
 def row_names(labels: Labels, m: int) -> tuple[str, ...]:
-    """What messages call the m rows: by their label, or by their place."""
+    """Names of the m rows in messages: their label, or their place."""
     return tuple(f"row {i}" if label is None else label for i, label in enumerate(labels or (None,) * m))
 
 

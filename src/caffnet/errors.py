@@ -1,4 +1,4 @@
-"""What can go wrong, as types.
+"""Types of errors.
 
 Everything about constraints is a ``ConstraintError``, and that is a ``ValueError``: code that guards against bad
 values in general keeps working. The experiments have errors of their own, about settings and files.

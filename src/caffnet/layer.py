@@ -179,7 +179,7 @@ class CAffine(nn.Module):
         return made if self.metric is None else made.with_metric(self.metric)
 
     def _in_need_of_w(self, f: Tensor, constraints: AffineSet | Prepared) -> Tensor:
-        """The samples whose f is not feasible, ``(...)``; all, if that cannot be told or an equality makes it sure."""
+        """The samples whose f is not feasible, ``(...)``; all, if numbers are not known yet or rows are equalities."""
         everywhere = torch.ones(f.shape[:-1], dtype=torch.bool, device=f.device)
         set = constraints.set if isinstance(constraints, Prepared) else constraints
         if not may_branch(f) or self._options.strict or EQUAL in set.row_kinds:
@@ -193,7 +193,7 @@ class CAffine(nn.Module):
         return outside if outside.shape == everywhere.shape else everywhere
 
     def _check(self, f: Tensor, constraints: AffineSet | Prepared) -> None:
-        """What `project` would take in good faith, or blame on the wrong thing."""
+        """Refuse input that `project` would accept by mistake, or report as another error."""
         if self.constraint is None:
             if f.dtype in (torch.float32, torch.float64) and f.dtype != self.A.dtype:
                 raise DtypeError(
@@ -243,7 +243,7 @@ class CAffine(nn.Module):
         return self
 
     def extra_repr(self) -> str:
-        """What the layer prints of itself."""
+        """Text of the layer in a printed model."""
         what = "input-dependent" if self._prepared is None else repr(self._prepared)
         limit = {} if self.null_limit is None else {"null_limit": self.null_limit}
         return ", ".join([what, *(f"{name}={value!r}" for name, value in {**self.options, **limit}.items())])
@@ -357,10 +357,11 @@ def _warn_of_other_rows(module: CAffine, state: dict[str, Any], prefix: str, *_:
     if rows.any() or any(t.any() for t in metric):
         named = zip(row_names(module._rows[1], len(rows)), rows.tolist(), strict=True)
         first, others = [name for name, differs in named if differs][:5], int(rows.sum()) - 5
-        told = ", ".join(first) + (f" and {others} more rows" if others > 0 else "") if first else "its metric"
+        changed = ", ".join(first) + (f" and {others} more rows" if others > 0 else "") if first else "its metric"
         warnings.warn(
-            f"The loaded state has another constraint than the layer was built with, in {told}; the loaded one holds "
-            f"from now on. To keep the layer's, leave {', '.join(names)} out of the state and load with strict=False.",
+            f"The loaded state has another constraint than the layer was built with, in {changed}; the loaded one "
+            f"holds from now on. To keep the layer's, leave {', '.join(names)} out of the state and load with "
+            "strict=False.",
             stacklevel=2,
         )
 

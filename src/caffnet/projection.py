@@ -1,4 +1,4 @@
-"""What is computed, and how it is differentiated.
+"""The projection and its derivative.
 
 The set is ``S = {y : lower <= A y <= upper}``, `f` the raw output, `w` the null-space vector. A sub-constraint γ is
 a choice of rows, each at one of its bounds, with candidate

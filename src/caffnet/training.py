@@ -47,7 +47,7 @@ class WarmUp:
         self._set()
 
     def state_dict(self) -> dict[str, int]:
-        """What a checkpoint needs."""
+        """State for a checkpoint."""
         return {"epoch": self.epoch, "epochs": self.epochs}
 
     def load_state_dict(self, state: dict[str, int]) -> None:

@@ -599,6 +599,6 @@ def _fail(error: Exception) -> NoReturn:
     if isinstance(error, OSError) and error.strerror:
         where = error.filename2 or error.filename
         what = f"{where} cannot be used: {error.strerror}." if where else f"{error.strerror}."
-    told = [what, *getattr(error, "__notes__", ())]
-    typer.secho(f"Error: {' '.join(told)}", fg="red", err=True)
+    lines = [what, *getattr(error, "__notes__", ())]
+    typer.secho(f"Error: {' '.join(lines)}", fg="red", err=True)
     raise typer.Exit(2)

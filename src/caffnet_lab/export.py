@@ -1,4 +1,4 @@
-"""What `caffnet export` takes: a finished run, or a model that a Python module makes."""
+"""Input of `caffnet export`: a finished run, or a model that a Python module makes."""
 
 from __future__ import annotations
 

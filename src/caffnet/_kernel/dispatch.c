@@ -22,7 +22,7 @@ DECLARE(avx512)
 
 enum { UNKNOWN, BASELINE, AVX2, AVX512 };
 
-/* What the processor has and the system saves. Not __builtin_cpu_supports, which needs an object that the run-time
+/* The instructions that the processor has and the system saves. Not __builtin_cpu_supports, which needs an object that the run-time
    libraries of some compilers (zig) lack. */
 static int ask_processor(void) {
     const unsigned fma_xsave_avx = 1u << 12 | 1u << 27 | 1u << 28, avx2 = 1u << 5;

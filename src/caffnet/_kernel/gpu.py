@@ -194,7 +194,7 @@ def launch(name: str, arguments: Sequence[bytes], threads: int, device: torch.de
 
 
 def main(*architectures: str) -> int:
-    """Compare the device with the CPU on random problems; or compile for architectures and tell what they use."""
+    """Compare the device with the CPU on random problems; or compile, and print the registers and memory used."""
     for architecture in architectures:
         code, said = compile_for(architecture, verbose=True)
         for name in (SOLVE, GRADIENT):

@@ -1,4 +1,4 @@
-/* What the files of the kernel share. They are compiled together, as kernel.c. */
+/* Types and short functions of all files of the kernel. They are compiled together, as kernel.c. */
 #ifndef CAFFNET_INTERNAL_H
 #define CAFFNET_INTERNAL_H
 

@@ -89,7 +89,7 @@ FN double scale_bound(const Rows *s, Index i, double bound) {
     return larger(smaller(scaled, NO_BOUND), -NO_BOUND);
 }
 
-/* What row i demands of the size of y, as a binary exponent in scaled units; -5000 if 0 is within its bounds. */
+/* The size of y that row i demands, as a binary exponent in scaled units; -5000 if 0 is within its bounds. */
 FN Index demand_of(const Rows *s, Index i, double low, double high) {
     double demand = low > 0.0 ? low : high < 0.0 ? -high : 0.0;
     return demand > 0.0 && is_finite(demand) && s->squared[i] > 0.0 ? exponent_of(demand) + s->exponent[i] : -5000;

@@ -30,11 +30,11 @@ from caffnet.projection import project
 
 
 class _Estimated(Distribution):
-    """What all three share."""
+    """Common base of the three distributions."""
 
     @property
     def arg_constraints(self) -> dict[str, supports.Constraint]:
-        """What `loc` and `scale` must be."""
+        """Constraints on `loc` and `scale`."""
         return {"loc": supports.real_vector, "scale": supports.independent(supports.positive, 1)}
 
     def entropy(self, samples: int = 64) -> Tensor:

@@ -139,8 +139,8 @@ class SafeActions(gymnasium.Wrapper[np.ndarray, np.ndarray, np.ndarray, np.ndarr
         taken, filtered, status = self.filter(_numbers("action", action, self.filter.n), self._seen)
         seen, reward, terminated, truncated, info = self.env.step(taken)
         self._seen = _copied(seen)
-        told = {**info, "action": taken, "filtered": bool(filtered), "status": Status(int(status))}
-        return seen, reward, terminated, truncated, told
+        more = {**info, "action": taken, "filtered": bool(filtered), "status": Status(int(status))}
+        return seen, reward, terminated, truncated, more
 
 
 class SafeVectorActions(gymnasium.vector.VectorWrapper):

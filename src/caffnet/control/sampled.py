@@ -1,4 +1,4 @@
-r"""What a held input costs: the reserve that makes a sampled controller safe.
+r"""Inputs held between samples: the reserve that makes a sampled controller safe.
 
 A controller looks at the state every `dt` and holds its input until the next look. With
 ``φ(x, u) = dh/dt + α(h)`` the barrier's condition is ``φ >= 0``; it is imposed at the looks, and must hold between

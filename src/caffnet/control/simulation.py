@@ -64,7 +64,7 @@ def _shortened(g: Tensor, limit: float) -> Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class Trajectory:
-    """What a rollout saw.
+    """Record of a rollout.
 
     Attributes:
         states: ``(..., steps + 1, n_x)``, the start first.
@@ -170,10 +170,10 @@ def _located(error: ConstraintError, step: int, time: float, x: Tensor) -> Const
     else:
         here = x.reshape(-1, x.shape[-1])[0]
     state = [round(v, 6) for v in here.tolist()]
-    told = f"At step {step} (t = {time:g}), state{where} {state}: {error}"
+    text = f"At step {step} (t = {time:g}), state{where} {state}: {error}"
     if isinstance(error, InfeasibleError):
-        return InfeasibleError(told, error.samples, error.conflicts)
-    return ConstraintError(told)
+        return InfeasibleError(text, error.samples, error.conflicts)
+    return ConstraintError(text)
 
 
 def _check_finite(x: Tensor, before: Tensor, u: Tensor, step: int, time: float) -> None:

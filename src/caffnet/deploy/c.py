@@ -98,7 +98,7 @@ def _camel(name: str) -> str:
 
 @dataclasses.dataclass
 class _Policy:
-    """What is written. `backbone` is empty for a layer alone; `rows` are the lines of C of an input-dependent set."""
+    """Parts of a policy. `backbone` is empty for a layer alone; `rows` are lines of C of an input-dependent set."""
 
     layer: CAffine
     options: Options

@@ -81,7 +81,7 @@ def onnx_library() -> Path:
 
 
 def _schema() -> Any:
-    """What _kernel/onnx.c implements."""
+    """The operator that _kernel/onnx.c implements."""
     from onnx.defs import OpSchema
 
     one, real, numbers, sides = OpSchema.FormalParameter, "T", "tensor(double)", "tensor(int8)"

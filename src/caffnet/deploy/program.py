@@ -1,4 +1,4 @@
-"""What every writer starts from: a model, samples of its input, and its graph."""
+"""Input of every writer: a model, samples of its input, and its graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every method has in common: how it is built, called, trained, and what it says about itself.
+"""Common base of the methods: construction, call, training, and their properties.
 
 A method is a module that turns a backbone's raw output ``f`` into an output ``y`` that should lie in the set ``S(x)``:
 
@@ -29,7 +29,7 @@ from caffnet.methods.penalty import Penalty
 
 
 class Guarantee(enum.StrEnum):
-    """What a method promises, in the words of the survey of hard-constrained learning."""
+    """Properties of a method, in the words of the survey of hard-constrained learning."""
 
     EXACT = "exact_by_construction"
     SOLVER = "solver_tolerance_exactness"
@@ -69,7 +69,7 @@ class Supports:
 
 @dataclasses.dataclass(frozen=True)
 class Output:
-    """What a method did with a batch: its output y and the raw output f, both ``(..., n)``, and the set."""
+    """Result of a method for a batch: its output y and the raw output f, both ``(..., n)``, and the set."""
 
     y: Tensor
     raw: Tensor
@@ -171,7 +171,7 @@ class Method(nn.Module, abc.ABC):
     # ------------------------------------------------------------------------------------------------ training
 
     def loss(self, objective: Tensor, output: Output) -> Tensor:
-        """What is minimised: the task's objective, a scalar, plus the method's own terms."""
+        """Training loss: the task's objective, a scalar, plus the method's own terms."""
         return objective if self.penalty is None else objective + self.penalty(output.set, output.y)
 
     def start_epoch(self, epoch: int) -> None:
@@ -185,7 +185,7 @@ class Method(nn.Module, abc.ABC):
         raise UnsupportedError(f"{self.title} cannot enforce this: {came}; it needs {expected}. Use {instead} instead.")
 
     def _check_structure(self, set: AffineSet) -> None:
-        """Everything that can be told without looking at a number."""
+        """Checks that need no numbers: types, shapes, kinds of rows."""
         equal = [name for name, side in zip(set.names, set.row_kinds, strict=True) if side == EQUAL]
         other = [name for name, side in zip(set.names, set.row_kinds, strict=True) if side != EQUAL]
         if equal and not self.supports.equality:

@@ -16,7 +16,7 @@ BATCH = ("mean", "sum", "none")
 
 @dataclasses.dataclass(frozen=True)
 class Penalty:
-    r"""What a violation costs: $weight \cdot \sum_i r_i^{power}$ with $r = \max(A y - upper,\; lower - A y,\; 0)$.
+    r"""Cost of a violation: $weight \cdot \sum_i r_i^{power}$ with $r = \max(A y - upper,\; lower - A y,\; 0)$.
 
     An equality is one row, whose violation is $|c_i y - d_i|$: the same cost as its two inequalities together.
 

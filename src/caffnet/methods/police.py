@@ -92,7 +92,7 @@ class POLICE(Method):
 
 
 def one_sided_shift(at_vertices: Tensor) -> Tensor:
-    """What to add to each unit, ``(units,)``, so that its values at the vertices ``(v, units)`` have one sign."""
+    """Shift of each unit, ``(units,)``, so that its values at the vertices ``(v, units)`` have one sign."""
     with torch.no_grad():
         positive = (at_vertices > 0).sum(0) * 2 > len(at_vertices)
         sign = torch.where(positive, 1.0, -1.0).to(at_vertices.dtype)

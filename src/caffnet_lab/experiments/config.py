@@ -1,4 +1,4 @@
-"""What to run: typed settings, resolved from a protocol, a TOML file and options. No torch here.
+"""Settings of runs: typed, resolved from a protocol, a TOML file and options. No torch here.
 
 `Campaign` is what a user writes: an experiment, a protocol, methods, seeds, settings that differ from the protocol's.
 `RunConfig` is one run with every setting resolved; it is stored in the record, and its digest names the record.

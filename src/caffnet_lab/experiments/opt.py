@@ -60,7 +60,7 @@ class ProgramProblem(Problem):
         return Loss(self.objective(y).sum(), *penalty_of(self.constraint(x).violation(y), penalty))
 
     def evaluate(self, model: nn.Module, exact: bool = False) -> Evaluation:
-        """What `evaluate_points` says of the answers to the test set."""
+        """Figures of `evaluate_points` for the answers to the test set."""
         with torch.no_grad():
             return self.evaluate_points(model(self.test), exact)
 

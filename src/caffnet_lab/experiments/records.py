@@ -175,8 +175,8 @@ def read_record(path: Path) -> dict[str, Any]:
             f"{path} cannot be read as a record: it has lists in lists, deeper than any record has. {ADVICE}"
         ) from None
     except (OSError, ValueError) as error:
-        told = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else one_line(str(error))
-        raise RecordError(f"{path} cannot be read as a record: {told}. {ADVICE}") from None
+        reason = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else one_line(str(error))
+        raise RecordError(f"{path} cannot be read as a record: {reason}. {ADVICE}") from None
     if not isinstance(record, dict) or record.get("format") != FORMAT:
         given = shown(record.get("format") if isinstance(record, dict) else record)
         raise RecordError(
@@ -241,7 +241,7 @@ def read_run(path: Path, name: str | None = None) -> dict[str, Any]:
 
 
 def _metrics(config: dict[str, Any]) -> dict[str, Any]:
-    """What the evaluation of a run must say."""
+    """Required fields of an evaluation."""
     metrics = METRICS[config["task"]]
     measured = {**metrics, "test_ms?": NUMBER, "strict?": STRICT}
     return (
@@ -250,7 +250,7 @@ def _metrics(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _config_faults(config: dict[str, Any]) -> list[str]:
-    """What is wrong with the settings: they must be what a run can have, and safe to write into a command."""
+    """Errors in the settings: they must be possible for a run, and safe to write into a command."""
     wrong = every_value(config, SCALAR, "config")
     if wrong:
         return wrong
@@ -267,8 +267,8 @@ def _lengths(lists: dict[str, Any], where: str, names: tuple[str, ...]) -> list[
     lengths = {name: len(lists[name]) for name in names if lists.get(name) is not None}
     if len(set(lengths.values())) < 2:
         return []
-    told = ", ".join(f"{name} has {length}" for name, length in lengths.items())
-    return [f"the lists in {where} must have the same length, but {told}"]
+    found = ", ".join(f"{name} has {length}" for name, length in lengths.items())
+    return [f"the lists in {where} must have the same length, but {found}"]
 
 
 def _check_parts(path: Path, record: dict[str, Any], parts: dict[str, Any]) -> None:

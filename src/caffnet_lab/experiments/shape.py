@@ -19,7 +19,7 @@ HUGE = 1e100  # beyond, numbers cannot be averaged or drawn: their squares overf
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """What a value must be, in words and as a test."""
+    """Requirement for a value, in words and as a test."""
 
     text: str
     accepts: Callable[[Any], bool]

@@ -63,10 +63,10 @@ def figure_1() -> Any:
             label = f"$0.6\\,y_1 + 0.8\\,y_2 = {bound:g}$"
             axis.text(*place, label, va=side, color=EDGE, **along)
         worst = float(limits.violation(y).max())
-        told = f"violation {worst:.2f}" if worst > 1e-9 else "no violation"
+        text = f"violation {worst:.2f}" if worst > 1e-9 else "no violation"
         axis.set_title(title, fontsize=12, color=INK, pad=8)
         axis.text(
-            0.97, 0.04, told, transform=axis.transAxes, ha="right", color=BAD if worst > 1e-9 else GOOD, fontsize=11
+            0.97, 0.04, text, transform=axis.transAxes, ha="right", color=BAD if worst > 1e-9 else GOOD, fontsize=11
         )
     return figure
 

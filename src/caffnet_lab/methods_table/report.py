@@ -52,7 +52,7 @@ def _plain(value: Any) -> Any:
 
 
 def satisfaction_text(cell: Cell) -> str:
-    """What a cell says: ``holds 4e-16``, ``93% violated, 1.2``, ``refuses``."""
+    """Text of a cell: ``holds 4e-16``, ``93% violated, 1.2``, ``refuses``."""
     if cell.status == "refused":
         return "refuses"
     found = f"holds {cell.worst:.0e}" if cell.violated == 0 else f"{share(cell.violated)} violated, {cell.worst:.1g}"
@@ -108,7 +108,7 @@ def matrix(table: Table, text: Callable[[Cell], str]) -> tuple[list[str], list[l
 
 
 def rows_of_claims(table: Table) -> tuple[list[str], list[list[str]]]:
-    """What the paper says, and whether it was seen."""
+    """Claims of the paper, and whether the measurements agree."""
     said = {True: "seen", False: "not seen", None: "not measurable"}
     rows = [[METHODS[c.method].title, c.claim, said[c.seen], c.evidence] for c in table.claims]
     return ["Method", "The paper says", "", "Evidence"], rows

@@ -88,7 +88,7 @@ class Cell:
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """What the paper says of a method, whether it was seen (None: cannot be measured), and the evidence."""
+    """Claim of the paper about a method, whether the measurement agrees (None: cannot be measured), and the figures."""
 
     method: str
     claim: str
@@ -361,9 +361,11 @@ def _claims(name: str, cells: list[Cell], seed: int, dtype: torch.dtype) -> list
         more = "; equalities too" if support[0] == "I" and kind.supports.equality else ""
         claims.append(Claim(name, f"Support: {support}", seen, f"runs on {len(ran)} of {len(mine)} families{more}"))
     if computation != "-":
-        told = "closed form" if kind.closed_form else "iterative"
+        found = "closed form" if kind.closed_form else "iterative"
         agrees = None if kind.closed_form == computation.startswith("C") else False
-        claims.append(Claim(name, f"Computation: {computation}", agrees, f"not measured; the implementation is {told}"))
+        claims.append(
+            Claim(name, f"Computation: {computation}", agrees, f"not measured; the implementation is {found}")
+        )
     if universal in ("Yes", "Unknown"):
         claims.append(Claim(name, f"Universal approximation: {universal}", None, "a theorem, not measured"))
     return claims

@@ -1,4 +1,4 @@
-"""What this library aims at in the experiments, judged by the records as the claims of the paper are."""
+"""Goals of this library in the experiments, judged by the records as the claims of the paper are."""
 
 from __future__ import annotations
 
@@ -100,5 +100,5 @@ AIMS: dict[str, tuple[Claim, ...]] = {
 
 
 def aims_table(groups: list[Group], timings: Sequence[dict[str, Any]], task: str) -> Table | None:
-    """What this library aims at."""
+    """The goals of this library."""
     return judge(groups, timings, task, AIMS[task], "aims", "Aims of caffnet", "The aim", dropout=False)

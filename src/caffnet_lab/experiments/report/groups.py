@@ -134,7 +134,7 @@ def main_groups(groups: Iterable[Group], task: str, protocol: str) -> list[Group
 
 
 def _changes(config: dict[str, Any]) -> str:
-    """What a user set differently from the protocol."""
+    """Settings that differ from the protocol."""
     if config["method"] in UNTRAINED:  # of all settings it has this one only
         return "" if config.get("dtype", "float64") == "float64" else f"dtype={config['dtype']}"
     usual = dataclasses.asdict(resolve(config["task"], config["method"], config["seed"], config["protocol"]))
@@ -146,7 +146,7 @@ def _changes(config: dict[str, Any]) -> str:
 
 
 def commands(groups: Iterable[Group]) -> tuple[str, ...]:
-    """What to type for these runs, methods with the same seeds and settings in one line.
+    """Commands for these runs, methods with the same seeds and settings in one line.
 
     Runs with a setting that is gone are left out: they cannot be made again.
     """

@@ -266,7 +266,7 @@ def speed_table(timings: Sequence[dict[str, Any]], page: str = "report") -> Tabl
 
 
 def _timing_command(timing: dict[str, Any]) -> str:
-    """What to type for the same times."""
+    """Command for the same times."""
     words = ["caffnet", "time", timing["task"], "--protocol", timing["protocol"]]
     if set(timing["methods"]) != set(METHODS[timing["task"]]) - {"post-hoc"}:
         words += [word for method in timing["methods"] for word in ("--method", method)]

@@ -1,4 +1,4 @@
-"""What is published about the yardsticks: rows of other papers, and what this library must show."""
+"""Published numbers of the yardsticks: rows of other papers, and what this library must show."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Goal:
-    """What some rows must reach: for every column the most that any seed may have, or the row that has it."""
+    """Goal of some rows: for every column the most that any seed may have, or the row that has it."""
 
     text: str
     methods: tuple[str, ...]

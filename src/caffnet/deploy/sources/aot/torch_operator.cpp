@@ -43,7 +43,7 @@ std::vector<std::string> names_of(c10::string_view packed, int64_t m) {
     return names;
 }
 
-/* What Python says about samples without an answer, for the first of them. */
+/* The error for samples without an answer: it names the first of them, as in Python. */
 void report(const CaffnetBatch &batch, int64_t bad, c10::string_view labels, void *memory) {
     int64_t first = 0;
     while (batch.status[first] < CAFFNET_INFEASIBLE) first++;
