@@ -294,7 +294,8 @@ def methods(
 @app.command()
 def bench(
     task: Annotated[
-        list[str] | None, typer.Option(help="Task or family (pwc, growth, dc3-200); repeat for more.")
+        list[str] | None,
+        typer.Option(help="Task or family (pwc, growth, dc3-200, everyday); repeat for more."),
     ] = None,
     contestant: Annotated[
         list[str] | None, typer.Option(help="Repeat for more. All that are installed by default.")
@@ -324,7 +325,9 @@ def bench(
 
     console = Console(width=None if sys.stdout.isatty() else 150)
     try:
-        chosen, names = tasks.select(task, quick), contestants.select(contestant)
+        wanted = [word for word in task or () if word != everyday.NAME]
+        chosen = [] if task and not wanted else tasks.select(wanted, quick)
+        names = contestants.select(contestant)
         watched = contestants.watched(names, memory)
     except ValueError as error:
         _fail(error)
@@ -339,10 +342,10 @@ def bench(
             measure.QUICK if quick else measure.Effort(),
             watched,
             lambda where, what: progress.update(bar, description=f"{where}: {what}"),
-            lambda facts, records: report.save(out, conditions, facts, records),
+            lambda facts, records: report.save(out, conditions, facts, records, claims.judge(facts, records)),
         )
         daily = []
-        if task is None and contestant is None:
+        if everyday.NAME in task if task else contestant is None:
             daily = everyday.measure(quick, lambda line: progress.update(bar, description=line))
     conditions["load_at_end"] = machine.load()
     judged = [*claims.judge(facts, records), *daily]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from caffnet_lab.bench import claims, figures, machine, measure, report
+from caffnet_lab.bench import claims, everyday, figures, machine, measure, report
 from caffnet_lab.bench.measure import Effort, Record, Timing
 from caffnet_lab.cli import app
 
@@ -229,3 +229,15 @@ def test_the_command_line_names_mistakes(monkeypatch):
     monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
     ran = CliRunner().invoke(app, ["bench", "--task", "nope"])
     assert ran.exit_code == 2 and "There is no task 'nope'" in ran.stderr
+
+
+def test_everyday_calls_alone(tmp_path, monkeypatch):
+    """Their claims are on the page and in the JSON, without any task."""
+    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
+    line = claims.Claim("a line", claims.Figure(0.5, 1.0), None)
+    monkeypatch.setattr(everyday, "measure", lambda quick, tell: [line])
+    ran = CliRunner().invoke(app, ["bench", "--task", "everyday", "--threads", "1", "--out", str(tmp_path)])
+    assert ran.exit_code == 0, ran.output
+    assert "a line" in (tmp_path / "bench.md").read_text()
+    (claim,) = json.loads((tmp_path / "bench.json").read_text())["claims"]
+    assert claim["line"] == "a line" and claim["forward"]["verdict"] == "pass"

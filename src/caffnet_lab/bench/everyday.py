@@ -20,6 +20,7 @@ from caffnet import AffineSet, CAffine, FeedForward, prepare, project
 from caffnet_lab.bench.claims import Claim, Figure
 from caffnet_lab.bench.tasks import SEED, TASKS, Task
 
+NAME = "everyday"  # as a task of `caffnet bench`
 Call = Callable[[], object]
 
 _COLD_START = """

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from caffnet_lab.bench.claims import ABSENT, Claim, Figure, Table, judge
+from caffnet_lab.bench.claims import ABSENT, Claim, Figure, Table
 from caffnet_lab.bench.contestants import BACKBONE, CONTESTANTS
 from caffnet_lab.bench.measure import Record, Timing
 from caffnet_lab.markup import code_block, markdown, markdown_row
@@ -130,11 +130,17 @@ def to_markdown(
     return "\n".join(parts)
 
 
-def save(folder: Path, conditions: dict[str, Any], facts: Sequence[dict[str, Any]], records: Sequence[Record]) -> Path:
+def save(
+    folder: Path,
+    conditions: dict[str, Any],
+    facts: Sequence[dict[str, Any]],
+    records: Sequence[Record],
+    claims: Sequence[Claim],
+) -> Path:
     """``bench.json`` alone."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "bench.json"
-    path.write_text(to_json(conditions, facts, records, judge(facts, records)) + "\n", encoding="utf-8")
+    path.write_text(to_json(conditions, facts, records, claims) + "\n", encoding="utf-8")
     return path
 
 
@@ -148,7 +154,7 @@ def write(
     """``bench.json``, ``bench.md`` and the figures."""
     from caffnet_lab.bench.figures import draw
 
-    data, page = save(folder, conditions, facts, records), folder / "bench.md"
+    data, page = save(folder, conditions, facts, records, claims), folder / "bench.md"
     drawn = draw(folder, facts, records)
     text = to_markdown(conditions, facts, records, claims, [path.name for path in drawn])
     page.write_text(text, encoding="utf-8")
