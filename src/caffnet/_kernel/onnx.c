@@ -1,6 +1,6 @@
 /* The operator Solve of the domain "caffnet" for ONNX Runtime: session_options.register_custom_ops_library(library).
 
-     Solve(f, A, lower, upper, numbers, w?) -> value, status, active     row_kinds, search, strict, on_infeasible
+     Solve(f, A, lower, upper, numbers, w?) -> value, status, active     row_kinds, soft, search, strict, on_infeasible
 
    f (B, n), A (m, n) or (B, m, n), bounds (m,) or (B, m), w (B, n) or absent, all float32 or all float64; numbers
    (float64): the norm, then the fields of CaffnetTolerances. on_infeasible is "raise": the run fails; "nearest"; "nan".
@@ -83,7 +83,7 @@ typedef struct {
     int64_t search, strict, single;
     int nearest, raises;
     size_t rows; /* how many row_kinds there are */
-    char *kinds;
+    char *kinds, *soft; /* soft: empty if there is none */
 } Node;
 
 /* The text of an attribute, to be freed; NULL where it is missing. */
@@ -100,7 +100,10 @@ static char *text_of(const Api *api, const Opaque *info, const char *name) {
 
 static void destroy(void *kernel) {
     Node *node = (Node *)kernel;
-    if (node) free(node->kinds);
+    if (node) {
+        free(node->kinds);
+        free(node->soft);
+    }
     free(node);
 }
 
@@ -112,10 +115,11 @@ static Error create(const Api *api, const Opaque *info, int single, void **kerne
         node->api = api;
         node->single = single;
         node->kinds = text_of(api, info, "row_kinds");
+        node->soft = text_of(api, info, "soft");
         error = ATTRIBUTE_INT(api)(info, "search", &node->search);
         if (!error) error = ATTRIBUTE_INT(api)(info, "strict", &node->strict);
     }
-    if (!error && (!node || !node->kinds || !mode)) error = CREATE_STATUS(api)(ERROR_INVALID_ARGUMENT, "caffnet.Solve: an attribute is missing.");
+    if (!error && (!node || !node->kinds || !node->soft || !mode)) error = CREATE_STATUS(api)(ERROR_INVALID_ARGUMENT, "caffnet.Solve: an attribute is missing.");
     if (!error) {
         node->rows = strlen(node->kinds);
         node->nearest = !strcmp(mode, "nearest");
@@ -167,7 +171,7 @@ static int fits(const Array *array, size_t axes, int64_t samples, int64_t lines,
 static Error say(const Node *node, const CaffnetBatch *batch, int64_t bad) {
     char text[160];
     int64_t first = 0;
-    while (batch->status[first] < CAFFNET_INFEASIBLE) first++;
+    while (!CAFFNET_HAS_NO_ANSWER(batch->status[first])) first++;
     if (batch->status[first] == CAFFNET_INVALID)
         snprintf(text, sizeof text, "caffnet.Solve: the data of sample %lld contain NaN or infinite numbers.", (long long)first);
     else
@@ -188,7 +192,7 @@ static Error compute(void *kernel, Opaque *context) {
     for (size_t k = 0; k < INPUTS && !error; k++) error = read_input(api, context, k, &in[k]);
     if (error) return error;
     int64_t samples = in[F].axes == 2 ? in[F].size[0] : 0, n = in[F].axes == 2 ? in[F].size[1] : -1, m = (int64_t)node->rows;
-    int good = n >= 0 && fits(&in[A], 2, samples, m, n, &batch.A_step) && fits(&in[LOWER], 1, samples, 1, m, &batch.lower_step) &&
+    int good = n >= 0 && (!node->soft[0] || strlen(node->soft) == node->rows) && fits(&in[A], 2, samples, m, n, &batch.A_step) && fits(&in[LOWER], 1, samples, 1, m, &batch.lower_step) &&
                fits(&in[UPPER], 1, samples, 1, m, &batch.upper_step) && (!in[W].data || fits(&in[W], 1, samples, 1, n, &batch.w_step)) &&
                in[NUMBERS].axes == 1 && in[NUMBERS].size[0] == 1 + (int64_t)(sizeof(CaffnetTolerances) / sizeof(double));
     if (!good) return CREATE_STATUS(api)(ERROR_INVALID_ARGUMENT, "caffnet.Solve: the shapes of the inputs do not fit, or the model is of another version.");
@@ -202,6 +206,7 @@ static Error compute(void *kernel, Opaque *context) {
     batch.search = node->search, batch.strict = node->strict, batch.nearest = node->nearest;
     batch.f = in[F].data, batch.f_step = n, batch.w = in[W].data;
     batch.A = in[A].data, batch.lower = in[LOWER].data, batch.upper = in[UPPER].data, batch.kinds = node->kinds;
+    batch.soft = node->soft[0] ? node->soft : NULL;
     batch.value = to[0], batch.status = (int8_t *)to[1], batch.active = (int8_t *)to[2];
     batch.norm = *(const double *)in[NUMBERS].data;
     memcpy(&batch.t, (const double *)in[NUMBERS].data + 1, sizeof batch.t);

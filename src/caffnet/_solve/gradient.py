@@ -18,8 +18,10 @@ from caffnet import tolerance
 from caffnet._solve import run
 from caffnet._solve.face import dot, factor, pick_rows, product, times_power, unit_exponent
 from caffnet._solve.metric import White
-from caffnet._solve.problem import Answer, Options, Problem
+from caffnet._solve.prepare import is_kind
+from caffnet._solve.problem import Answer, Options, Problem, Status
 from caffnet._solve.tracing import in_forward_mode, in_transform, is_compiling, is_concrete, is_exporting, no_autocast
+from caffnet.constraints import SOFT
 
 
 def answer(problem: Problem, options: Options, start: Tensor | None = None) -> Answer:
@@ -59,7 +61,7 @@ class _Solved(torch.autograd.Function):
             slopes = run.gradient(v, problem, found, ctx.options, wanted)
         else:
             slopes = _again(problem, found, ctx.options, wanted, v)
-        return *(t if want else None for t, want in zip(slopes, wanted, strict=True)), *(None,) * 5
+        return *(t if want else None for t, want in zip(slopes, wanted, strict=True)), *(None,) * 6
 
 
 def _again(problem: Problem, found: Answer, options: Options, wanted: Sequence[bool], v: Tensor) -> list[Tensor | None]:
@@ -92,21 +94,31 @@ def on_face(problem: Problem, found: Answer, options: Options) -> Tensor:
 def _on_face(p: Problem, found: Answer, options: Options) -> Tensor:
     rows, sides = _slots(p, found)
     # A sample lies on a flat if it has one; an accepted f and a sample without an answer have none.
-    moved = (sides != 0).any(-1, keepdim=True) & found.value.isfinite().all(-1, keepdim=True)
+    lies = (sides != 0).any(-1, keepdim=True)
+    if p.soft:  # one whose soft rows gave way lies on the whole space at least
+        lies = lies | (found.status == int(Status.RELAXED)).unsqueeze(-1)
+    moved = lies & found.value.isfinite().all(-1, keepdim=True)
     used = (sides != 0) & moved
     A = pick_rows(p.A, rows)
     exponent = unit_exponent(A.detach())
     A = torch.where(used.unsqueeze(-1), times_power(A, exponent.unsqueeze(-1)), 0.0)
     lower, upper = (t.expand(p.f.shape[0], t.shape[-1]).gather(-1, rows) for t in (p.lower, p.upper))
-    bound = times_power(torch.where(sides > 0, upper, lower), exponent)
+    chosen = torch.where(sides > 0, upper, lower)
+    level = _Level(p, found, rows, sides, lower, upper) if p.soft else None
+    if level is not None:
+        chosen = chosen + sides * level.crossed
+    bound = times_power(chosen, exponent)
     bound = torch.where(used & bound.isfinite(), bound, 0.0)
     # Samples that lie on no flat take no part: zeros in, zeros out.
     f, w = torch.where(moved, p.f, 0.0), None if p.w is None else torch.where(moved, p.w, 0.0)
     tangent = options.gradient == "tangent"
     g = f.detach() if tangent else f
     g = g if w is None else g + w
+    if level is not None:
+        A, g = level.widen(A, exponent, g)
     pinv = factor(A, used, exponent=exponent if found.choice is not None else None).pinv
     y = product(pinv, bound) + (g - product(pinv, product(A, g)))
+    y = y[..., : f.shape[-1]]
     y = y + (torch.where(moved, found.value, 0.0) - y).detach()
     if tangent:
         y = y + _Inward.apply(f, *_cone(p, found, moved), p.row_kinds, options)
@@ -114,11 +126,42 @@ def _on_face(p: Problem, found: Answer, options: Options) -> Tensor:
     return torch.where(moved, y, torch.where(unchanged, p.f, found.value))
 
 
+class _Level:
+    """By how much the soft rows of RELAXED samples give way, as one more output t that has no say in distances.
+
+    A row at its relaxed bound reads ``a_i y - side_i t = b_i``. The rows of the conflict leave t no choice, so the closed
+    form of (y, t) is that of y (`_kernel/soft.c`). Where t is half of what the bounds of one row miss each other by, it
+    is known before: then the rows have no t, and their bounds are relaxed by it.
+    """
+
+    def __init__(self, p: Problem, found: Answer, rows: Tensor, sides: Tensor, lower: Tensor, upper: Tensor):
+        soft = is_kind(p.soft, SOFT, rows.device)[rows]
+        self.giving = soft & (sides != 0) & (found.status == int(Status.RELAXED)).unsqueeze(-1)
+        miss = torch.where(self.giving & (lower > upper), (lower - upper) / 2, 0.0)
+        top = miss.amax(-1, keepdim=True) if miss.shape[-1] else miss.new_zeros(*miss.shape[:-1], 1)
+        value = dot(pick_rows(p.A, rows).detach(), found.value.nan_to_num().unsqueeze(-2))
+        excess = torch.where(sides > 0, value - upper, lower - value).detach()
+        beyond = torch.where(self.giving, excess, 0.0).sum(-1, keepdim=True)
+        count = self.giving.sum(-1, keepdim=True).clamp(min=1)
+        # Bounds of one row decide if the level is what they say, up to rounding; else a conflict of several does.
+        own = (top > 0) & (beyond / count <= (1 + tolerance.optimal(p.f.dtype)) * top.detach())
+        self.crossed = torch.where(own & self.giving, top, 0.0)
+        self.free = self.giving & ~own
+        self.sides = sides
+
+    def widen(self, A: Tensor, exponent: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+        """Scaled rows and g with one more entry. t is counted in units of the smallest row that has it."""
+        unit = torch.where(self.free, -exponent, math.inf).amin(-1, keepdim=True) if exponent.shape[-1] else exponent
+        unit = torch.where(self.free, times_power(torch.ones_like(exponent), exponent + unit), 0.0)
+        column = torch.where(self.free, -self.sides * unit, 0.0)
+        return torch.cat([A, column.unsqueeze(-1)], -1), torch.nn.functional.pad(g, (0, 1))
+
+
 def _slots(p: Problem, found: Answer) -> tuple[Tensor, Tensor]:
     """The rows of each face and their sides, ``(B, k)``; side 0 in empty slots."""
     active = found.active
     n, m = p.f.shape[-1], active.shape[-1]
-    slots = min(n, m)
+    slots = min(n + bool(p.soft), m)  # one row more where the level of soft rows is an output too
     if is_concrete(active) and not in_transform():
         slots = int((active != 0).sum(-1).amax()) if active.numel() else 0
     rows = (active == 0).to(torch.int8).argsort(dim=-1, stable=True)[..., :slots]

@@ -30,7 +30,7 @@ from caffnet.deploy.scalars import number_text, write_function
 from caffnet.errors import ConstraintError
 from caffnet.layer import CAffine
 from caffnet.model import CAffNet
-from caffnet.projection import project_checked
+from caffnet.projection import project_checked, soft_rows
 
 SOURCES = Path(__file__).parent / "sources" / "c"
 _TEMPLATES = ("policy.h", "policy.c", "test_policy.c", "CMakeLists.txt")
@@ -219,6 +219,7 @@ def _data_header(policy: _Policy) -> str:
             f"#define POLICY_SEARCH {code} /* {search} */",
             f"#define POLICY_NORM {'HUGE_VAL' if options.norm == float('inf') else number_text(options.norm)}",
             f"#define POLICY_STRICT {int(options.strict)}",
+            f"#define POLICY_SOFT {_soft_text(policy)} /* 's' for rows that give way where the set is empty, or NULL */",
             f"#define POLICY_NEAREST {int(options.on_infeasible == 'nearest')}",
             f"#define POLICY_WARM {int(layer.warm_start)} /* a step begins with the rows of the one before */",
             f"#define POLICY_WORKSPACE {native.workspace_size(n, m, code)} /* bytes */",
@@ -250,6 +251,12 @@ def _data_header(policy: _Policy) -> str:
             "",
         ]
     )
+
+
+def _soft_text(policy: _Policy) -> str:
+    """The soft rows as C has them."""
+    marks = soft_rows(policy.set, policy.options)
+    return f'"{marks}"' if marks else "NULL"
 
 
 def _data(policy: _Policy) -> str:

@@ -37,9 +37,14 @@ def read_source(source: Source, writer: str) -> CAffNet | CAffine:
 
 
 def refuse_metric(set: AffineSet, writer: str) -> None:
-    """Raise for a set with a metric, which C and ONNX Runtime do not get yet."""
+    """Raise for a set with a metric, or with weights, which are one: C and ONNX Runtime do not get them yet."""
     if set.metric is not None:
         raise ConstraintError(f"{writer} does not write a metric yet: use to_aot or torch.export, which hold it.")
+    if set.slacks:
+        raise ConstraintError(
+            f"{writer} does not write the weights of soft rows yet: use to_aot or torch.export, which hold them, or "
+            "rows that are soft without a weight."
+        )
 
 
 def layer_of(model: CAffNet | CAffine) -> CAffine:
@@ -149,8 +154,14 @@ class Traced:
             yield
             return
         sample = layer.set_at(x[0])
+        if sample.slacks:
+            raise ConstraintError(
+                "Soft rows with a weight cannot be exported beside rows that come from derivatives: use barriers whose "
+                "gradient is written out, or rows that are soft without a weight."
+            )
         parts = batch_function(lambda one: [(s := layer.set_at(one)).A, s.lower, s.upper], x[0])
-        layer.constraint = lambda states: AffineSet.from_parts(*parts(states), sample.labels, sample.row_kinds)  # pyright: ignore
+        rest = sample.labels, sample.row_kinds, None, sample.softness
+        layer.constraint = lambda states: AffineSet.from_parts(*parts(states), *rest)  # pyright: ignore
         try:
             yield
         finally:
