@@ -488,6 +488,19 @@ FN int write_relaxed(const CaffnetBatch *batch, int64_t b, Work *work) {
     return CAFFNET_RELAXED;
 }
 
+/* Write a point whose hard rows hold exactly, if the one in work->y can be moved there by rounding: the soft rows take
+   what is left of it. WITHIN_TOL, or RELAXED if that is more than their tolerance. */
+FN int lean_on_soft_rows(const CaffnetBatch *batch, int64_t b, Work *work) {
+    const Rows *s = &work->rows;
+    copy(work->g, work->y, s->n);
+    choose_yielding(work, SOFT_ROWS);
+    work->relax = 0.0;
+    keep_hard_rows(batch, b, work);
+    int state = check(s, work->y, largest(work->y, s->n), NULL, 0, &work->t) == REJECTED ? CAFFNET_RELAXED : CAFFNET_WITHIN_TOL;
+    write_answer(batch, b, work, state);
+    return state;
+}
+
 /* Write the answer under `strict`: moved inside, or the ordinary one. Where no point was found that holds exactly, the
    answer itself is projected once more, as a second call would do it. */
 FN int write_strictly(const CaffnetBatch *batch, int64_t b, Work *work, int search, CaffnetProof *proof) {
@@ -518,7 +531,7 @@ FN int write_strictly(const CaffnetBatch *batch, int64_t b, Work *work, int sear
     }
     copy(work->y, work->f, s->n);
     write_value(batch, b, work);
-    return CAFFNET_WITHIN_TOL;
+    return work->soft ? lean_on_soft_rows(batch, b, work) : CAFFNET_WITHIN_TOL;
 }
 
 /* Answer one sample whose rows are scaled; its status. `proof` is filled for an INFEASIBLE one. */
@@ -549,7 +562,9 @@ FN int decide(const CaffnetBatch *batch, int64_t b, Work *work, CaffnetProof *pr
     if (batch->strict && state != CAFFNET_INFEASIBLE) {
         state = write_strictly(batch, b, work, search == CAFFNET_PAPER ? CAFFNET_FULL : search, proof);
         /* Where no point holds exactly, one that holds up to rounding stays where it is. */
-        return state == CAFFNET_WITHIN_TOL && inside != REJECTED ? write_itself(batch, b, state) : state;
+        int stays = state == CAFFNET_WITHIN_TOL && inside != REJECTED;
+        if (stays && work->soft) stays = holds_exactly(batch, b, batch->f, b * batch->f_step, 1);
+        return stays ? write_itself(batch, b, state) : state;
     }
     if (state == CAFFNET_INFEASIBLE && !batch->nearest) write_nothing(batch, b, state);
     else write_answer(batch, b, work, state);
