@@ -173,7 +173,7 @@ FN int proven_empty(const Work *work, CaffnetProof *proof) {
     return proof->gap < 0.0 && proof->radius * work->t.empty > size;
 }
 
-/* Project work->y on the hard rows alone. */
+/* Project work->y on the hard rows alone, if they do not accept it. */
 FN void stay_on_hard_rows(Work *work) {
     Index n = work->rows.n;
     double *goal = work->other;
@@ -182,6 +182,7 @@ FN void stay_on_hard_rows(Work *work) {
     relax_rows(work, 0.0);
     for (Index i = 0; i < work->rows.m; i++)
         if (is_soft(work, i)) work->give[i] = 0.0;
+    if (check(&work->rows, work->y, largest(work->y, n), work->face.held, 1, &work->t) != REJECTED) return;
     copy(goal, work->y, n);
     restart(work);
     if (dual(work, goal, work->y, NULL, work->t.search, work->t.feasibility) >= 0 &&
@@ -256,9 +257,12 @@ FN int least_violation(Work *work, int strict, CaffnetProof *proof) {
         choose_yielding(work, SOFT_ROWS);
         for (Index i = 0; i < work->rows.m; i++)
             if (!is_soft(work, i))
-                work->give[i] = 2.0 * relax * users_unit(&work->rows, i) + work->t.feasibility * size + work->t.underflow;
+                work->give[i] = 2.0 * relax * users_unit(&work->rows, i) + work->t.search * size + work->t.underflow;
         state = give_way(work, SOFT_ROWS, strict, proof);
         if (state == CONFLICT) state = CAFFNET_WITHIN_TOL;
+        choose_yielding(work, SOFT_ROWS);
+        stay_on_hard_rows(work);
+        restore_bounds(work);
     }
     return state == CAFFNET_INFEASIBLE ? CAFFNET_RELAXED : state;
 }

@@ -94,18 +94,17 @@ def on_face(problem: Problem, found: Answer, options: Options) -> Tensor:
 def _on_face(p: Problem, found: Answer, options: Options) -> Tensor:
     rows, sides = _slots(p, found)
     # A sample lies on a flat if it has one; an accepted f and a sample without an answer have none.
-    lies = (sides != 0).any(-1, keepdim=True)
-    if p.soft:  # one whose soft rows gave way lies on the whole space at least
-        lies = lies | (found.status == int(Status.RELAXED)).unsqueeze(-1)
-    moved = lies & found.value.isfinite().all(-1, keepdim=True)
+    moved = (sides != 0).any(-1, keepdim=True) & found.value.isfinite().all(-1, keepdim=True)
     used = (sides != 0) & moved
     A = pick_rows(p.A, rows)
     exponent = unit_exponent(A.detach())
     A = torch.where(used.unsqueeze(-1), times_power(A, exponent.unsqueeze(-1)), 0.0)
     lower, upper = (t.expand(p.f.shape[0], t.shape[-1]).gather(-1, rows) for t in (p.lower, p.upper))
     chosen = torch.where(sides > 0, upper, lower)
-    level = _Level(p, found, rows, sides, lower, upper) if p.soft else None
-    if level is not None:
+    level = None
+    if p.soft:
+        giving = is_kind(p.soft, SOFT, rows.device)[rows] & used & _relaxed(found)
+        level = _Level(giving, sides, lower, upper, factor(A.detach(), used).independent.unsqueeze(-1))
         chosen = chosen + sides * level.crossed
     bound = times_power(chosen, exponent)
     bound = torch.where(used & bound.isfinite(), bound, 0.0)
@@ -122,32 +121,34 @@ def _on_face(p: Problem, found: Answer, options: Options) -> Tensor:
     y = y + (torch.where(moved, found.value, 0.0) - y).detach()
     if tangent:
         y = y + _Inward.apply(f, *_cone(p, found, moved), p.row_kinds, options)
-    unchanged = (found.value == p.f).all(-1, keepdim=True)
-    return torch.where(moved, y, torch.where(unchanged, p.f, found.value))
+    rest = torch.where((found.value == p.f).all(-1, keepdim=True), p.f, found.value)
+    if p.soft:  # where no point is nearer to the soft rows than another, the answer is f + w
+        g = p.f if p.w is None else p.f + p.w
+        rest = torch.where(_relaxed(found), g + (found.value - g).detach(), rest)
+    return torch.where(moved, y, rest)
 
 
 class _Level:
     """By how much the soft rows of RELAXED samples give way, as one more output t that has no say in distances.
 
-    A row at its relaxed bound reads ``a_i y - side_i t = b_i``. The rows of the conflict leave t no choice, so the closed
-    form of (y, t) is that of y (`_kernel/soft.c`). Where t is half of what the bounds of one row miss each other by, it
-    is known before: then the rows have no t, and their bounds are relaxed by it.
+    A row at its relaxed bound reads ``a_i y - side_i t = b_i``. The rows of the conflict, which depend on each other,
+    leave t no choice, so the closed form of (y, t) is that of y (`_kernel/soft.c`). Where they are independent, t is half
+    of what the bounds of one row miss each other by, or no point is nearer to that row than another: then it is known
+    before.
+
+    Args:
+        giving: which of the rows in the slots give way, ``(B, k)``.
+        sides: of these rows.
+        lower: their bounds.
+        upper: their bounds.
+        known: whether the rows are independent, ``(B, 1)``.
     """
 
-    def __init__(self, p: Problem, found: Answer, rows: Tensor, sides: Tensor, lower: Tensor, upper: Tensor):
-        soft = is_kind(p.soft, SOFT, rows.device)[rows]
-        self.giving = soft & (sides != 0) & (found.status == int(Status.RELAXED)).unsqueeze(-1)
-        miss = torch.where(self.giving & (lower > upper), (lower - upper) / 2, 0.0)
+    def __init__(self, giving: Tensor, sides: Tensor, lower: Tensor, upper: Tensor, known: Tensor):
+        miss = torch.where(giving & (lower > upper), (lower - upper) / 2, 0.0)
         top = miss.amax(-1, keepdim=True) if miss.shape[-1] else miss.new_zeros(*miss.shape[:-1], 1)
-        value = dot(pick_rows(p.A, rows).detach(), found.value.nan_to_num().unsqueeze(-2))
-        excess = torch.where(sides > 0, value - upper, lower - value).detach()
-        beyond = torch.where(self.giving, excess, 0.0).sum(-1, keepdim=True)
-        count = self.giving.sum(-1, keepdim=True).clamp(min=1)
-        # Bounds of one row decide if the level is what they say, up to rounding; else a conflict of several does.
-        own = (top > 0) & (beyond / count <= (1 + tolerance.optimal(p.f.dtype)) * top.detach())
-        self.crossed = torch.where(own & self.giving, top, 0.0)
-        self.free = self.giving & ~own
-        self.sides = sides
+        self.crossed = torch.where(giving & known, top, 0.0)
+        self.free, self.sides = giving & ~known, sides
 
     def widen(self, A: Tensor, exponent: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
         """Scaled rows and g with one more entry. t is counted in units of the smallest row that has it."""
@@ -155,6 +156,11 @@ class _Level:
         unit = torch.where(self.free, times_power(torch.ones_like(exponent), exponent + unit), 0.0)
         column = torch.where(self.free, -self.sides * unit, 0.0)
         return torch.cat([A, column.unsqueeze(-1)], -1), torch.nn.functional.pad(g, (0, 1))
+
+
+def _relaxed(found: Answer) -> Tensor:
+    """Samples whose soft rows gave way, ``(B, 1)``."""
+    return (found.status == int(Status.RELAXED)).unsqueeze(-1)
 
 
 def _slots(p: Problem, found: Answer) -> tuple[Tensor, Tensor]:
@@ -196,6 +202,8 @@ def _cone(p: Problem, found: Answer, here: Tensor) -> tuple[Tensor, Tensor, Tens
     largest = y.abs().amax(-1, keepdim=True) if n else y.new_zeros(*y.shape[:-1], 1)
     allowed = 2 * share * largest + tolerance.underflow(y.dtype)
     equal = lower == upper
+    if p.soft:  # an equality that gave way has one side
+        equal = equal & ~(is_kind(p.soft, SOFT, y.device) & _relaxed(found))
     # The rows of γ are active whatever the distance: `strict` stops short of them.
     below = equal | ((value - lower).abs() - share * lower.abs() <= allowed) | (found.active < 0)
     above = equal | ((value - upper).abs() - share * upper.abs() <= allowed) | (found.active > 0)
