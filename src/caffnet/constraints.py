@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -29,6 +29,25 @@ Labels: TypeAlias = tuple[str | None, ...] | None
 # The kind of a row: which of its sides can bind. Known from the constructor, not from the numbers, so that it is still
 # known while a graph is traced. One character each: the kinds of a set are a string.
 EQUAL, UPPER, LOWER, BOTH, FREE = "=", "<", ">", "B", "-"
+# Whether a row may give way: never; where the set is empty; there, if the nearest point is asked for; at a price.
+HARD, SOFT, SOFT_IF_NEAREST, WEIGHTED = ".", "s", "n", "w"
+
+
+class Softness(NamedTuple):
+    """Which rows of a set may give way.
+
+    Attributes:
+        kinds: one character per row: ``"."`` hard; ``"s"`` gives way where the set is empty; ``"n"`` does so if
+            ``on_infeasible="nearest"``, else it is hard; ``"w"`` gives way at the price of its weight.
+        weight: the weights of the rows ``"w"`` in their order, ``(..., k)``; None if there are none.
+    """
+
+    kinds: str
+    weight: Tensor | None = None
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Softness:
+        """The same rows with their weights changed."""
+        return self if self.weight is None else Softness(self.kinds, change(self.weight))
 
 
 class AffineSet:
@@ -74,6 +93,7 @@ class AffineSet:
         row_kinds: str | None,
         weak: bool,
         metric: Tensor | None = None,
+        softness: Softness | None = None,
     ) -> None:
         m = A.shape[-2]
         if isinstance(labels, str) or (labels is not None and len(labels) != m):
@@ -82,7 +102,7 @@ class AffineSet:
         self._A, self._lower, self._upper = A, lower, upper
         self._labels = None if labels is None else tuple(None if name is None else str(name) for name in labels)
         self._row_kinds = _inspect_kinds(lower, upper) if row_kinds is None else row_kinds
-        self._weak, self._metric = weak, metric
+        self._weak, self._metric, self._softness = weak, metric, softness
 
     @classmethod
     def _build(
@@ -94,10 +114,11 @@ class AffineSet:
         row_kinds: str | None,
         weak: bool,
         metric: Tensor | None = None,
+        softness: Softness | None = None,
     ) -> AffineSet:
         """From tensors already checked."""
         built = cls.__new__(cls)
-        built._fill(A, lower, upper, labels, row_kinds, weak, metric)
+        built._fill(A, lower, upper, labels, row_kinds, weak, metric, softness)
         return built
 
     @classmethod
@@ -145,12 +166,13 @@ class AffineSet:
         labels: Sequence[str | None] | None,
         row_kinds: Sequence[str],
         metric: Tensor | None = None,
+        softness: Softness | None = None,
     ) -> AffineSet:
-        """Put a set together again from its `A`, `lower`, `upper`, `labels`, `row_kinds` and `metric`."""
+        """Put a set together again from its `A`, `lower`, `upper`, `labels`, `row_kinds`, `metric` and `softness`."""
         kinds = "".join(row_kinds)
         if len(kinds) != A.shape[-2] or kinds.strip(EQUAL + UPPER + LOWER + BOTH + FREE):
             raise ConstraintError(f"row_kinds must be {A.shape[-2]} characters of '=<>B-', one per row, got {kinds!r}.")
-        return cls._build(A, lower, upper, labels, kinds, False, metric)
+        return cls._build(A, lower, upper, labels, kinds, False, metric, softness)
 
     # ------------------------------------------------------------------------------------------------ what it is
 
@@ -173,6 +195,16 @@ class AffineSet:
     def metric(self) -> Tensor | None:
         """The metric M of distances, ``(..., n, n)``, or ``(..., 1, n)`` if diagonal; None for the Euclidean one."""
         return self._metric
+
+    @property
+    def softness(self) -> Softness | None:
+        """Which rows may give way, as `soft` has said; None if all are hard."""
+        return self._softness
+
+    @property
+    def slacks(self) -> int:
+        """The number of rows that give way at the price of a weight."""
+        return 0 if self._softness is None else self._softness.kinds.count(WEIGHTED)
 
     @property
     def m(self) -> int:
@@ -198,6 +230,8 @@ class AffineSet:
     def batch_shape(self) -> torch.Size:
         """The leading axes: one set per index. Empty for a set that all samples share."""
         axes = torch.Size() if self._metric is None else self._metric.shape[:-2]
+        if self._softness is not None and self._softness.weight is not None:
+            axes = joint_shape(axes, self._softness.weight.shape[:-1])
         if self._A.ndim == 2 and self._lower.ndim == 1 and self._upper.ndim == 1:
             return axes
         return joint_shape(self._A.shape[:-2], self._lower.shape[:-1], self._upper.shape[:-1], axes)
@@ -255,14 +289,16 @@ class AffineSet:
         if self._labels is not None or other._labels is not None:
             labels = (self._labels or (None,) * self.m) + (other._labels or (None,) * other.m)
         weak = self._weak and other._weak
-        return self._build(A, lower, upper, labels, self._row_kinds + other._row_kinds, weak, metric)
+        softness = _join_softness(first, second)
+        return self._build(A, lower, upper, labels, self._row_kinds + other._row_kinds, weak, metric, softness)
 
     def to(self, *args: Any, **kwargs: Any) -> AffineSet:
         """The same set with another dtype or on another device; arguments as in ``torch.Tensor.to``."""
         A, lower, upper = (t.to(*args, **kwargs) for t in (self._A, self._lower, self._upper))
         typed = "dtype" in kwargs or any(isinstance(arg, torch.dtype | Tensor) for arg in args)
         metric = None if self._metric is None else self._metric.to(*args, **kwargs)
-        return self._build(A, lower, upper, self._labels, self._row_kinds, self._weak and not typed, metric)
+        softness = None if self._softness is None else self._softness.map(lambda t: t.to(*args, **kwargs))
+        return self._build(A, lower, upper, self._labels, self._row_kinds, self._weak and not typed, metric, softness)
 
     def with_metric(self, metric: ArrayLike, *, diagonal: bool | None = None) -> AffineSet:
         r"""The same set, in which the nearest point is the one with the least $\|y - f\|_M = \sqrt{(y-f)^T M (y-f)}$.
@@ -279,17 +315,7 @@ class AffineSet:
         >>> project(torch.tensor([4.0, 0.0]), s).value  # the first output is three times as dear
         tensor([ 3., -3.])
         """
-        typed = isinstance(metric, Tensor | np.ndarray) or _holds_tensor(metric)
-        given = _as_tensors(metric=metric)[0]["metric"]
-        assert given is not None
-        here = self.to(given.dtype) if self._weak and typed and given.is_floating_point() else self
-        if not typed:
-            given = given.to(here.device, here.dtype)
-        if given.dtype != here.dtype or given.device != here.device:
-            raise DtypeError(
-                f"The metric is {given.dtype} on {given.device}, the constraints are {here.dtype} on {here.device}: "
-                "convert one of them."
-            )
+        here, given = self._beside(metric, "metric")
         if given.ndim == 1 if diagonal is None else diagonal:
             given = given.unsqueeze(-2)
         if given.ndim < 2 or given.shape[-1] != self.n or given.shape[-2] not in (1, self.n):
@@ -304,21 +330,106 @@ class AffineSet:
                 f"The batch axes of the metric {tuple(given.shape[:-2])} and of the set {tuple(self.batch_shape)} do "
                 "not broadcast."
             ) from None
-        return self._build(here.A, here.lower, here.upper, self._labels, self._row_kinds, here.weak, given)
+        parts = here.A, here.lower, here.upper, self._labels, self._row_kinds, here.weak
+        return self._build(*parts, given, here.softness)
+
+    def _beside(self, data: ArrayLike, name: str) -> tuple[AffineSet, Tensor]:
+        """This set and data that go with it, in one number type and on one device."""
+        typed = isinstance(data, Tensor | np.ndarray) or _holds_tensor(data)
+        given = _as_tensors(**{name: data})[0][name]
+        assert given is not None
+        here = self.to(given.dtype) if self._weak and typed and given.is_floating_point() else self
+        if not typed or given.ndim == 0:
+            given = given.to(here.device, here.dtype)
+        if given.dtype != here.dtype or given.device != here.device:
+            raise DtypeError(
+                f"The {name} is {given.dtype} on {given.device}, the constraints are {here.dtype} on {here.device}: "
+                "convert one of them."
+            )
+        return here, given
+
+    def soft(self, weight: ArrayLike | None = None, *, when: str = "always") -> AffineSet:
+        r"""The same set with rows that may give way; join it with hard rows by ``&``.
+
+        Args:
+            weight: None: the rows give way only where the whole set is empty, and then together, by the least largest
+                violation in their own units that leaves a point within the hard rows. Else the price of giving way,
+                positive, ``(..., m)`` or one number: the answer minimises
+                $\tfrac12 \|y - f\|^2 + \tfrac12 \sum_i weight_i \, slack_i^2$ over the hard rows, with $slack_i$ the
+                violation of row i. Gradients reach it.
+            when: with ``weight=None``, ``"nearest"`` makes the rows soft only where ``on_infeasible="nearest"`` is asked
+                for; else they are hard, and an empty set raises or is NaN.
+
+        An answer whose soft rows gave way has the status RELAXED. It is an answer, whatever `on_infeasible` is: that is
+        for hard rows that exclude each other, and in its least violation the soft ones have no say.
+
+        >>> from caffnet import project
+        >>> limits, wish = AffineSet.box(-1.0, 1.0, dim=1), AffineSet.box(3.0, None, dim=1)
+        >>> project(torch.zeros(1), limits & wish.soft()).value  # 3 is out of reach
+        tensor([1.])
+        >>> project(torch.zeros(1), limits & wish.soft(weight=0.25)).value  # y² + (3 - y)² / 4 is least at 0.6
+        tensor([0.6000])
+        """
+        if when not in ("always", "nearest"):
+            raise ConstraintError(f'when must be "always" or "nearest", got {when!r}.')
+        if weight is None:
+            softness = Softness((SOFT if when == "always" else SOFT_IF_NEAREST) * self.m)
+            return self._build(*self._parts(), self._metric, softness)
+        if when != "always":
+            raise ConstraintError('Rows with a weight always give way at its price: leave when="nearest" out.')
+        here, given = self._beside(weight, "weight")
+        given = given.expand(self.m) if given.ndim == 0 else given
+        if given.shape[-1] != self.m:
+            raise ConstraintError(
+                f"weight must be one number or have shape (..., {self.m}), one for each row, got {tuple(given.shape)}."
+            )
+        try:
+            joint_shape(self.batch_shape, given.shape[:-1])
+        except RuntimeError:
+            raise ConstraintError(
+                f"The batch axes of the weight {tuple(given.shape[:-1])} and of the set {tuple(self.batch_shape)} do "
+                "not broadcast."
+            ) from None
+        if not is_compiling() and is_concrete(given) and not ((given > 0) & (given < math.inf)).all():
+            wrong = given[~((given > 0) & (given < math.inf))].flatten()[0].item()
+            raise ConstraintError(
+                f"weight must be positive and finite, got {wrong}: leave rows that never give way hard, and rows "
+                "without a price out."
+            )
+        return self._build(*here._parts(), here.metric, Softness(WEIGHTED * self.m, given))
+
+    def without_soft(self) -> AffineSet:
+        """The rows that are hard, or hard unless the nearest point is asked for, alone.
+
+        >>> (AffineSet.box(0.0, 1.0, dim=2) & AffineSet.inequality([[1.0, 1.0]], [1.0]).soft()).without_soft()
+        AffineSet(2 rows in R^2)
+        """
+        if self._softness is None or not set(self._softness.kinds) & {SOFT, WEIGHTED}:
+            return self
+        kept = [i for i, kind in enumerate(self._softness.kinds) if kind in (HARD, SOFT_IF_NEAREST)]
+        A, lower, upper = self._A[..., kept, :], self._lower[..., kept], self._upper[..., kept]
+        labels = None if self._labels is None else [self._labels[i] for i in kept]
+        kinds, soft = ("".join(text[i] for i in kept) for text in (self._row_kinds, self._softness.kinds))
+        softness = Softness(soft) if SOFT_IF_NEAREST in soft else None
+        return self._build(A, lower, upper, labels, kinds, self._weak, self._metric, softness)
+
+    def _parts(self) -> tuple[Tensor, Tensor, Tensor, Labels, str, bool]:
+        return self._A, self._lower, self._upper, self._labels, self._row_kinds, self._weak
 
     def pin_memory(self, device: Any = None) -> AffineSet:
         """The same set in page-locked memory, as ``DataLoader(..., pin_memory=True)`` asks for."""
         given = () if device is None else (device,)
         A, lower, upper = (t.pin_memory(*given) for t in (self._A, self._lower, self._upper))
         metric = None if self._metric is None else self._metric.pin_memory(*given)
-        return self._build(A, lower, upper, self._labels, self._row_kinds, self._weak, metric)
+        softness = None if self._softness is None else self._softness.map(lambda t: t.pin_memory(*given))
+        return self._build(A, lower, upper, self._labels, self._row_kinds, self._weak, metric, softness)
 
     def expand(self, batch: torch.Size) -> AffineSet:
         """The same set for a batch of this shape: rows of a part get its axes, rows of all stay as they are."""
         if self._A.ndim == 2 or self._A.shape[:-2] == batch:
             return self
         A = self._A.expand(*batch, self.m, self.n)
-        return self._build(A, self._lower, self._upper, self._labels, self._row_kinds, self._weak, self._metric)
+        return self._build(A, *self._parts()[1:], self._metric, self._softness)
 
     def check_bounds(self, lower: ArrayLike, upper: ArrayLike) -> tuple[Tensor, Tensor]:
         """Other bounds for the same rows as tensors; shapes and number types are checked."""
@@ -337,7 +448,8 @@ class AffineSet:
 
         A, lower, upper = pick(self._A, 2), pick(self._lower, 1), pick(self._upper, 1)
         metric = None if self._metric is None else pick(self._metric, 2)
-        return self._build(A, lower, upper, self._labels, self._row_kinds, self._weak, metric)
+        softness = None if self._softness is None else self._softness.map(lambda t: pick(t, 1))
+        return self._build(A, lower, upper, self._labels, self._row_kinds, self._weak, metric, softness)
 
     # ------------------------------------------------------------------------------------------------ measuring
 
@@ -547,6 +659,16 @@ def _stack_bounds(a: Tensor, b: Tensor) -> Tensor:
     return torch.cat([a.expand(*batch, a.shape[-1]), b.expand(*batch, b.shape[-1])], -1)
 
 
+def _join_softness(first: AffineSet, second: AffineSet) -> Softness | None:
+    """Which rows of an intersection may give way."""
+    if first.softness is None and second.softness is None:
+        return None
+    parts = [s.softness or Softness(HARD * s.m) for s in (first, second)]
+    weights = [part.weight for part in parts if part.weight is not None]
+    weight = _stack_bounds(*weights) if len(weights) == 2 else weights[0] if weights else None
+    return Softness(parts[0].kinds + parts[1].kinds, weight)
+
+
 # ---------------------------------------------------------------------------------------------------- in a dataset
 
 
@@ -577,11 +699,18 @@ def _collate(batch: Sequence[AffineSet], **_: Any) -> AffineSet:
         raise ConstraintError("All sets of a batch must have a metric, or none.")
     shape = torch.broadcast_shapes(*(t.shape for t in metrics if t is not None))
     metric = torch.stack([t.expand(shape) for t in metrics if t is not None]) if metrics[0] is not None else None
+    softness = sets[0].softness
+    if any((s.softness and s.softness.kinds) != (softness and softness.kinds) for s in sets):
+        raise ConstraintError("All sets of a batch must have the same soft rows.")
+    if softness is not None and softness.weight is not None:
+        weights = [s.softness.weight for s in sets if s.softness is not None and s.softness.weight is not None]
+        shape = torch.broadcast_shapes(*(t.shape for t in weights))
+        softness = Softness(softness.kinds, torch.stack([t.expand(shape) for t in weights]))
     labels = [s.labels or (None,) * s.m for s in sets]
     names = [given[0] if len(set(given)) == 1 else None for given in zip(*labels, strict=True)]
     kinds = "".join(map(_join_kinds, zip(*(s.row_kinds for s in sets), strict=True)))
     known = names if any(name is not None for name in names) else None
-    return AffineSet._build(parts[0], parts[1], parts[2], known, kinds, all(s.weak for s in sets), metric)
+    return AffineSet._build(parts[0], parts[1], parts[2], known, kinds, all(s.weak for s in sets), metric, softness)
 
 
 def _join_kinds(kinds: Sequence[str]) -> str:

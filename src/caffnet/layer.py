@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from caffnet._solve.prepare import Prepared, prepare
 from caffnet._solve.problem import Options, check_options
 from caffnet._solve.tracing import in_transform, is_compiling, is_concrete, is_exporting_plain, may_branch, no_autocast
-from caffnet.constraints import EQUAL, AffineSet, ArrayLike, joint_shape, row_names
+from caffnet.constraints import EQUAL, AffineSet, ArrayLike, Softness, joint_shape, row_names
 from caffnet.errors import ConstraintError, DtypeError
 from caffnet.projection import Projection, project_checked, validate
 
@@ -24,7 +24,7 @@ NullVector: TypeAlias = Tensor | Callable[[Tensor], Tensor] | None
 
 OPTIONS = frozenset(inspect.signature(check_options).parameters)
 _HALF = (torch.float16, torch.bfloat16)
-_PARTS = ("A", "lower", "upper", "metric")
+_PARTS = ("A", "lower", "upper", "metric", "weight")
 
 
 class CAffine(nn.Module):
@@ -63,6 +63,7 @@ class CAffine(nn.Module):
     lower: Tensor
     upper: Tensor
     metric: Tensor | None
+    weight: Tensor | None
 
     def __init__(
         self,
@@ -106,7 +107,7 @@ class CAffine(nn.Module):
                     "pass a function, CAffine(lambda x: set)."
                 )
             fixed = constraint.to(torch.get_default_dtype()) if constraint.weak else constraint
-            self._rows = (constraint.row_kinds, constraint.labels)
+            self._rows = (constraint.row_kinds, constraint.labels, constraint.softness and constraint.softness.kinds)
             for name, part in zip(_PARTS, _parts(fixed), strict=True):
                 self.register_buffer(name, None if part is None else part.detach().clone())
             self.register_load_state_dict_pre_hook(_warn_of_other_rows)
@@ -215,13 +216,14 @@ class CAffine(nn.Module):
             raise DtypeError(
                 f"The layer works in float32 or float64, not in {self.A.dtype}: half cannot keep a constraint."
             )
-        if any(t is not None and t.isnan().any() for t in (self.A, self.lower, self.upper, self.metric)):
-            raise ConstraintError("A fixed set must be made of numbers, got NaN in A, lower, upper or metric.")
-        row_kinds, labels = self._rows
+        if any(t is not None and t.isnan().any() for t in (self.A, self.lower, self.upper, self.metric, self.weight)):
+            raise ConstraintError("A fixed set must be made of numbers, got NaN in A, lower, upper, metric or weight.")
+        row_kinds, labels, soft = self._rows
         # A copy: an average over models writes inf - inf = NaN for a missing bound into the buffers.
         A, lower, upper = (t.detach().clone() for t in (self.A, self.lower, self.upper))
-        metric = None if self.metric is None else self.metric.detach().clone()
-        fixed = AffineSet.from_parts(A, lower, upper, labels, row_kinds, metric)
+        metric, weight = (None if t is None else t.detach().clone() for t in (self.metric, self.weight))
+        softness = None if soft is None else Softness(soft, weight)
+        fixed = AffineSet.from_parts(A, lower, upper, labels, row_kinds, metric, softness)
         search, budget = self.options.get("search", "auto"), self.options.get("budget")
         self._prepared = prepare(fixed, search, budget=budget)
 
@@ -249,8 +251,8 @@ class CAffine(nn.Module):
         return ", ".join([what, *(f"{name}={value!r}" for name, value in {**self.options, **limit}.items())])
 
 
-def _parts(set: AffineSet) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    return set.A, set.lower, set.upper, set.metric
+def _parts(set: AffineSet) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+    return set.A, set.lower, set.upper, set.metric, set.softness and set.softness.weight
 
 
 # ------------------------------------------------------------------------------------------------- numbers
@@ -349,15 +351,18 @@ def _warn_of_other_rows(module: CAffine, state: dict[str, Any], prefix: str, *_:
     names = [prefix + name for name, part in zip(_PARTS, _parts(own), strict=True) if part is not None]
     if not all(name in state for name in names):
         return  # left out on purpose, or torch says so
-    pairs = [(state[name], old) for name, old in zip(names, _parts(own), strict=False) if old is not None]
+    parts = [part for part in _parts(own) if part is not None]
+    pairs = [(state[name], old) for name, old in zip(names, parts, strict=True)]
     if any(new.shape != old.shape or new.isnan().any() for new, old in pairs):
         return  # an error is to come
-    A, lower, upper, *metric = (_differs(new, old) for new, old in pairs)
+    A, lower, upper, *others = (_differs(new, old) for new, old in pairs)
     rows = (A.any(-1) | lower | upper).reshape(-1, lower.shape[-1]).any(0)
-    if rows.any() or any(t.any() for t in metric):
+    if rows.any() or any(t.any() for t in others):
         named = zip(row_names(module._rows[1], len(rows)), rows.tolist(), strict=True)
         first, others = [name for name, differs in named if differs][:5], int(rows.sum()) - 5
-        changed = ", ".join(first) + (f" and {others} more rows" if others > 0 else "") if first else "its metric"
+        changed = (
+            ", ".join(first) + (f" and {others} more rows" if others > 0 else "") if first else "its metric or weights"
+        )
         warnings.warn(
             f"The loaded state has another constraint than the layer was built with, in {changed}; the loaded one "
             f"holds from now on. To keep the layer's, leave {', '.join(names)} out of the state and load with "
@@ -375,5 +380,5 @@ def _differs(new: Tensor, old: Tensor) -> Tensor:
 def _prepare_again(module: CAffine, _: object) -> None:
     """After a state dict was loaded: other rows, other sides, other factorisation."""
     loaded = AffineSet(module.A, module.lower, module.upper)
-    module._rows = (loaded.row_kinds, module._rows[1])
+    module._rows = (loaded.row_kinds, *module._rows[1:])
     module._prepare()

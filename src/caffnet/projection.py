@@ -22,6 +22,11 @@ So the backward pass solves the same system with the incoming gradient (v, 0) in
 ``gradient="tangent"`` f gets ``-d`` instead, where ``d`` is the projection of ``-v`` on the tangent cone of S at y, the
 directions in which the active rows allow a small step. So f moves inward until the rows let go of it. w keeps ``N v``:
 what it would gather across the face changes nothing while the answer lies there, and comes out as a jump when f enters.
+
+**Soft rows.** Rows with a weight have slacks, which are outputs of their own: the same map with more of them
+(`_solve/slack.py`). Rows without a weight are rows like the others while the set has a point. Where it has none, they are
+relaxed by the least level t at which it has one, and the answer is the projection on the rows relaxed by t. Its closed
+form is that of ``(y, t)`` on rows ``(a_i, -side_i)``, so its derivative is the same once more (`_kernel/soft.c`).
 """
 
 from __future__ import annotations
@@ -33,11 +38,11 @@ from torch import Tensor
 
 from caffnet import tolerance
 from caffnet._solve import gradient as differentiable
-from caffnet._solve import graph
-from caffnet._solve.prepare import Prepared, choose_search
-from caffnet._solve.problem import Options, Problem, check_options
+from caffnet._solve import graph, slack
+from caffnet._solve.prepare import Prepared, choose_search, is_kind
+from caffnet._solve.problem import Options, Problem, Status, check_options
 from caffnet._solve.tracing import is_exporting, is_exporting_plain, is_jit_tracing, may_branch
-from caffnet.constraints import AffineSet, ArrayLike, joint_shape
+from caffnet.constraints import HARD, SOFT, SOFT_IF_NEAREST, WEIGHTED, AffineSet, ArrayLike, joint_shape
 from caffnet.errors import ConstraintError, DtypeError
 
 
@@ -50,7 +55,7 @@ class Projection:
         status: one `Status` per sample, ``(...)``.
         active: the sub-constraint γ that the point was put on, ``(..., m)``: -1 lower bound, +1 upper bound, else 0.
             Other rows may touch the point too: `binding` has all. A compromise of ``search="paper"`` lies between its
-            rows and has none.
+            rows and has none. Where soft rows gave way, the rows in conflict are among them.
         search: the search that ran.
     """
 
@@ -83,8 +88,17 @@ class Projection:
 
     @property
     def at_vertex(self) -> Tensor:
-        """Samples whose γ fixes all outputs, ``(...)``: their exact gradient with respect to f and w is zero."""
-        return (self.active != 0).sum(-1) == self.value.shape[-1]
+        """Samples whose γ fixes all outputs, ``(...)``: their exact gradient with respect to f and w is zero.
+
+        A row with a weight gives way, so it fixes none; one of the rows in conflict fixes the level of the others.
+        """
+        held, n = self.active != 0, self.value.shape[-1]
+        if self.set.softness is None:
+            return held.sum(-1) == n
+        held = held & ~is_kind(self.set.softness.kinds, WEIGHTED, held.device)
+        giving = held & is_kind(self.set.softness.kinds, SOFT + SOFT_IF_NEAREST, held.device)
+        level = (self.status == int(Status.RELAXED)) & giving.any(-1)
+        return held.sum(-1) >= n + level.long()
 
 
 def project(
@@ -121,7 +135,8 @@ def project(
             Status WITHIN_TOL where no such point was found: the set has no interior, or one thinner than rounding.
         on_infeasible: ``"raise"`` an `InfeasibleError` that names the rows in conflict, return the ``"nearest"`` point
             (least violation), or ``"nan"``. The last two also mark samples with NaN or infinite data INVALID
-            instead of raising. `Projection.status` has the outcome.
+            instead of raising. `Projection.status` has the outcome. Soft rows that give way (`AffineSet.soft`) are an
+            answer, RELAXED: then this is about hard rows that exclude each other.
         gradient: ``"exact"``, or ``"tangent"``: f receives the part of the gradient whose descent stays in the
             set. It agrees with the exact gradient along the face and does not vanish at vertices; gradients
             of w, A and the bounds are exact either way.
@@ -159,17 +174,24 @@ def project_checked(
 ) -> Projection:
     """`project` with options that are checked already."""
     constraints, batch = validate(f, set, w, options)
+    searched, size = constraints.row_kinds, constraints.n + constraints.slacks
     search = (
-        graph.check_search(constraints.row_kinds, constraints.n, options)
+        graph.check_search(searched, size, options)
         if is_exporting_plain()
-        else choose_search(constraints.row_kinds, constraints.n, options.search, options.budget)
+        else choose_search(searched, size, options.search, options.budget)
     )
     options = options.searching(search)
     problem = _flatten(constraints, f, w, batch)
+    if constraints.softness is not None:
+        problem = _soften(problem, constraints, batch, options)
     if start is not None:
         start = _start_lines(start, batch, constraints.m)
     answer = differentiable.answer(problem, options, start)
     value, status, active = answer.value, answer.status, answer.active
+    if constraints.slacks:
+        value, slacks = value[..., : constraints.n], value[..., constraints.n :].detach()
+        answered = (status != int(Status.INFEASIBLE)) & (status != int(Status.INVALID))
+        status = torch.where(answered & (slacks != 0).any(-1), int(Status.RELAXED), status).to(torch.int8)
     if not batch:
         value, status, active = value[0], status[0], active[0]
     elif len(batch) != 1:
@@ -213,8 +235,14 @@ def validate(f: Tensor, set: AffineSet | Prepared, w: Tensor | None, options: Op
             f"A metric says which point is nearest: with norm={options.norm:g} and search={options.search!r} it cannot "
             'be combined. Use norm=2 and search="full", or a set without a metric.'
         )
+    if fitting.slacks and (options.norm != 2 or options.search == "paper"):
+        raise ConstraintError(
+            f"The weight of a soft row prices a squared distance: with norm={options.norm:g} and "
+            f'search={options.search!r} it cannot be combined. Use norm=2 and search="full", or soft rows without a weight.'
+        )
     if is_exporting_plain():
         graph.check_options(options)
+        graph.check_softness(fitting)
     if options.search == "paper" and not (is_exporting() or may_branch(f, w, fitting.A, fitting.lower, fitting.upper)):
         raise ConstraintError(
             'search="paper" repeats the paper\'s training and is not made for graphs: compile and map search="full".'
@@ -274,6 +302,27 @@ def _broadcasts(shape: torch.Size, batch: torch.Size) -> bool:
         return joint_shape(shape, batch) == batch
     except RuntimeError:
         return False
+
+
+def soft_rows(set: AffineSet, options: Options) -> str:
+    """What the kernel is told of the rows that give way where the set is empty, `Problem.soft`."""
+    yielding = SOFT + SOFT_IF_NEAREST if options.on_infeasible == "nearest" else SOFT
+    marks = "" if set.softness is None else "".join(SOFT if kind in yielding else HARD for kind in set.softness.kinds)
+    return marks if SOFT in marks else ""
+
+
+def _soften(problem: Problem, set: AffineSet, batch: torch.Size, options: Options) -> Problem:
+    """The problem with its soft rows marked for the kernel, and a slack for each row with a weight."""
+    assert set.softness is not None
+    kinds, weight = set.softness
+    problem = problem._replace(soft=soft_rows(set, options))
+    if weight is None:
+        return problem
+    if weight.ndim > 1:
+        k = weight.shape[-1]
+        weight = weight.expand(*batch, k).reshape(batch.numel() if 0 in batch else -1, k)
+    rows = [i for i, kind in enumerate(kinds) if kind == WEIGHTED]
+    return slack.widen(problem, torch.tensor(rows, device=problem.f.device), weight)
 
 
 def _flatten(set: AffineSet, f: Tensor, w: Tensor | None, batch: torch.Size) -> Problem:

@@ -103,11 +103,6 @@ def reach(dtype: torch.dtype) -> float:
     return math.sqrt(torch.finfo(dtype).eps)
 
 
-#: A violation counts this much more for rows that must not give way: the limits of an actuator, where no input is safe.
-#: So the other rows give way by all but 1e-12 of what is needed. A power of two: scaling costs no digit.
-UNYIELDING = 2.0**40
-
-
 def shell(dtype: torch.dtype, n: int) -> float:
     """The share of the way from a centre to the boundary that a map into the interior leaves out.
 

@@ -63,7 +63,7 @@ def test_an_infeasible_step_too():
     safe = BarrierConstraint(mass, counted, inputs=AffineSet.box(-1.0, 1.0, dim=1))
     calls.clear()
     answer = SafetyFilter(lambda x: torch.zeros(1), safe, on_infeasible="nearest").project(torch.tensor([0.0, 9.0]))
-    assert answer.status == Status.INFEASIBLE and answer.value == -1 and len(calls) == 1
+    assert answer.status == Status.RELAXED and answer.value == -1 and len(calls) == 1
 
 
 @pytest.mark.parametrize("choice", ["raise", "nearest"])
@@ -78,7 +78,7 @@ def test_the_whole_filter_compiles_with_limits(choice):
     whole = torch.compile(driver, fullgraph=True, backend="eager")
     torch.testing.assert_close(whole(x), driver(x))
     if choice == "nearest":
-        assert driver.project(x).status[0] == Status.INFEASIBLE
+        assert driver.project(x).status[0] == Status.RELAXED
         assert whole(x).abs().max() <= 1
 
 
@@ -98,7 +98,7 @@ def test_rows_are_of_full_precision_under_autocast(choice):
     lost = BarrierConstraint(Unicycle(), CIRCLES, inputs=AffineSet.box(2.0, 3.0, dim=2))
     with torch.autocast("cpu", torch.bfloat16):
         answer = SafetyFilter(policy, lost, on_infeasible="nearest").project(x)
-    assert (answer.status == Status.INFEASIBLE).any()
+    assert (answer.status == Status.RELAXED).any()
     torch.testing.assert_close(answer.set.upper, lost(x).upper, rtol=0, atol=0)
 
 

@@ -5,7 +5,7 @@
    settle      the closed form on it, refined, within plain bounds, in the user's type, and verified row by row
    retry       a near miss is projected again; rows that exclude each other by rounding are taken as they are meant
    strict      aim inside until every inequality holds in exact arithmetic
-   infeasible  least violation; INFEASIBLE only with a proof that holds in exact arithmetic */
+   infeasible  least violation; INFEASIBLE and RELAXED only with a proof that holds in exact arithmetic */
 #include "internal.h"
 
 /* The point in the user's numbers: what will be returned. Beyond the largest of them it stays as it is. */
@@ -173,9 +173,28 @@ FN int proven_empty(const Work *work, CaffnetProof *proof) {
     return proof->gap < 0.0 && proof->radius * work->t.empty > size;
 }
 
-/* Put the point of least violation into work->y, its rows into face.held. INFEASIBLE, with multipliers in
-   work->conflict; or WITHIN_TOL where rounding explains the violation, or the proof does not hold. */
-FN int least_violation(Work *work, int strict, CaffnetProof *proof) {
+/* Project work->y on the hard rows alone, if they do not accept it. */
+FN void stay_on_hard_rows(Work *work) {
+    Index n = work->rows.n;
+    double *goal = work->other;
+    for (Index i = 0; i < work->rows.m; i++)
+        if (is_soft(work, i)) work->give[i] = HUGE_VAL;
+    relax_rows(work, 0.0);
+    for (Index i = 0; i < work->rows.m; i++)
+        if (is_soft(work, i)) work->give[i] = 0.0;
+    if (check(&work->rows, work->y, largest(work->y, n), work->face.held, 1, &work->t) != REJECTED) return;
+    copy(goal, work->y, n);
+    restart(work);
+    if (dual(work, goal, work->y, NULL, work->t.search, work->t.feasibility) >= 0 &&
+        settle_point(work, goal, largest(goal, n)) != REJECTED) return;
+    clamp(&work->rows, work->y);
+    round_point(work, work->y);
+}
+
+/* Put the point of least violation of the rows that give way, as choose_yielding has set them, into work->y, its rows
+   into face.held. INFEASIBLE, with multipliers in work->conflict; WITHIN_TOL where rounding explains the violation, or
+   the proof does not hold; of SOFT_ROWS also CONFLICT, where the hard rows exclude each other. */
+FN int give_way(Work *work, int which, int strict, CaffnetProof *proof) {
     Rows *s = &work->rows;
     Face *face = &work->face;
     Index n = s->n, row = impossible_row(work);
@@ -186,24 +205,31 @@ FN int least_violation(Work *work, int strict, CaffnetProof *proof) {
         miss = low > high ? high - low : low > 0.0 ? -low : high;
     }
     for (Index i = 0; i < s->m; i++) {
-        Index exponent = s->exponent[i] + s->shift;
-        work->unit[i] = ldexp(1.0, exponent > 1000 ? 1000 : exponent);
-        work->conflict[i] = work->fine[i] = 0.0;
-        if (work->low[i] == HUGE_VAL || work->high[i] == -HUGE_VAL) { /* no point is nearer to this row than another */
-            work->low[i] = -HUGE_VAL;
+        if (which != ALL_ROWS && work->unit[i] == 0.0) continue;
+        if (work->low[i] == HUGE_VAL || work->high[i] == -HUGE_VAL || (which == SOFT_ROWS && excludes_all(work, i))) {
+            work->low[i] = -HUGE_VAL; /* no point is nearer to this row than another */
             work->high[i] = HUGE_VAL;
         } else if (work->low[i] > work->high[i])
             relax = larger(relax, (work->low[i] - work->high[i]) / (2.0 * work->unit[i]));
     }
     double least = relax;
     Index k = climb(work, work->g, work->y, &relax, NULL);
-    if (k < 0 || settle_point(work, work->g, largest(work->g, n)) == REJECTED) {
+    if (k == CONFLICT && which == SOFT_ROWS) {
+        restore_bounds(work);
+        return CONFLICT;
+    }
+    int found = k >= 0 && which == SOFT_ROWS && settle_point(work, work->g, 0.0) != REJECTED;
+    found = found || (k >= 0 && settle_point(work, work->g, largest(work->g, n)) != REJECTED);
+    if (!found && which == SOFT_ROWS) stay_on_hard_rows(work);
+    else if (!found) {
         clamp(s, work->y);
         round_point(work, work->y);
-    }
+    } else if (which == SOFT_ROWS) close_face(work);
+    work->relax = relax;
+    relax_rows(work, 0.0);
+    int state = never ? REJECTED : check(s, work->y, largest(work->y, n), face->held, 0, &work->t);
     restore_bounds(work);
     if (!never) {
-        int state = check(s, work->y, largest(work->y, n), face->held, 0, &work->t);
         if (state != REJECTED && !strict) return CAFFNET_WITHIN_TOL;
         if ((row < 0 || relax > least) && proven_empty(work, proof)) return CAFFNET_INFEASIBLE;
         if (row < 0) return CAFFNET_WITHIN_TOL;
@@ -213,6 +239,32 @@ FN int least_violation(Work *work, int strict, CaffnetProof *proof) {
     for (Index i = 0; i < s->m; i++) work->conflict[i] = 0.0; /* that row alone */
     work->conflict[row] = 1.0;
     return CAFFNET_INFEASIBLE;
+}
+
+/* Put the point of least violation into work->y, its rows into face.held. RELAXED if soft rows give way. INFEASIBLE, with
+   multipliers in work->conflict, if the hard rows exclude each other: then they give way, and the soft ones have no say.
+   WITHIN_TOL where rounding explains the violation, or the proof does not hold. */
+FN int least_violation(Work *work, int strict, CaffnetProof *proof) {
+    int state = CONFLICT;
+    choose_yielding(work, work->soft ? SOFT_ROWS : ALL_ROWS);
+    if (!work->soft) return give_way(work, ALL_ROWS, strict, proof);
+    if (!has_impossible_hard_row(work)) state = give_way(work, SOFT_ROWS, strict, proof);
+    if (state == CONFLICT) {
+        choose_yielding(work, HARD_ROWS);
+        if (give_way(work, HARD_ROWS, strict, proof) == CAFFNET_INFEASIBLE) return CAFFNET_INFEASIBLE;
+        /* Hard rows exclude each other by rounding only: give them that much. */
+        double relax = work->relax, size = largest(work->g, work->rows.n) + largest(work->y, work->rows.n);
+        choose_yielding(work, SOFT_ROWS);
+        for (Index i = 0; i < work->rows.m; i++)
+            if (!is_soft(work, i))
+                work->give[i] = 2.0 * relax * users_unit(&work->rows, i) + work->t.search * size + work->t.underflow;
+        state = give_way(work, SOFT_ROWS, strict, proof);
+        if (state == CONFLICT) state = CAFFNET_WITHIN_TOL;
+        choose_yielding(work, SOFT_ROWS);
+        stay_on_hard_rows(work);
+        restore_bounds(work);
+    }
+    return state == CAFFNET_INFEASIBLE ? CAFFNET_RELAXED : state;
 }
 
 /* Whether a set that no point found so far satisfies exactly is empty in exact arithmetic. */
@@ -237,8 +289,8 @@ FN int is_representable(const Work *work) {
     return 1;
 }
 
-/* Answer a sample that no search could answer: INFEASIBLE with a proof, else the point of least violation. Where that
-   is not yet its own projection, it is projected again, until it is. */
+/* Answer a sample that no search could answer: INFEASIBLE or RELAXED with a proof, else the point of least violation.
+   Where that is not yet its own projection, it is projected again, until it is. */
 FN int approach(Work *work, int strict, CaffnetProof *proof) {
     const Rows *s = &work->rows;
     int state = least_violation(work, strict, proof);
@@ -251,12 +303,12 @@ FN int approach(Work *work, int strict, CaffnetProof *proof) {
         work->ready = 0;
         state = project(work, CAFFNET_ACTIVE, NULL);
         int far = state != CONFLICT && state != REJECTED;
-        int empty = !far && (least_violation(work, strict, proof) == CAFFNET_INFEASIBLE || proven_empty(work, proof));
+        state = far ? CAFFNET_WITHIN_TOL : least_violation(work, strict, proof);
+        if (!far && state == CAFFNET_WITHIN_TOL && proven_empty(work, proof)) state = meaning_of_conflict(work);
         work->t.rank = rank;
         work->ready = 0;
         if (!far) restore_answer(work);
-        state = empty ? CAFFNET_INFEASIBLE : CAFFNET_WITHIN_TOL;
-        if (far || empty) return state;
+        if (far || state != CAFFNET_WITHIN_TOL) return state;
     }
     for (int again = 0; again < 8 && state == CAFFNET_WITHIN_TOL; again++) {
         if (check(s, work->y, largest(work->y, s->n), NULL, 0, &work->t) != REJECTED) break;
@@ -289,7 +341,7 @@ FN int into_range(Work *work, CaffnetProof *proof) {
         for (Index j = 0; j < s->n; j++) work->f[j] = work->g[j] = larger(smaller(work->y[j], scaled), -scaled);
         int state = project(work, CAFFNET_ACTIVE, NULL);
         if (state == CONFLICT || state == REJECTED) state = approach(work, 0, proof);
-        if (state == CAFFNET_INFEASIBLE) return state;
+        if (state == CAFFNET_INFEASIBLE || state == CAFFNET_RELAXED) return state;
     }
     return CAFFNET_WITHIN_TOL;
 }
@@ -305,7 +357,7 @@ FN void write_value(const CaffnetBatch *batch, int64_t b, const Work *work) {
 FN int strictly_inside(const CaffnetBatch *batch, int64_t b, Work *work, double size) {
     if (!is_representable(work)) return 0;
     write_value(batch, b, work);
-    if (!holds_exactly(batch, b, batch->value, b * batch->n)) return 0;
+    if (!holds_exactly(batch, b, batch->value, b * batch->n, 0)) return 0;
     restore_bounds(work);
     return check(&work->rows, work->y, size, work->face.held, 1, &work->t) != REJECTED;
 }
@@ -321,6 +373,7 @@ FN int step_inside(const CaffnetBatch *batch, int64_t b, Work *work, int search)
         double bound = bound_at(s, i, value_of(s, i, work->y));
         int exact = s->equal[i] || s->squared[i] == 0.0 || s->plain[i] >= 0; /* no inside, or no rounding */
         work->unit[i] = exact || !is_finite(bound) ? 0.0 : work->t.margin * (size + bound) + work->t.underflow;
+        work->give[i] = 0.0;
     }
     for (int factor = 1; factor <= 64 && !s->boxed; factor *= 4) {
         double relax = -(double)factor;
@@ -337,6 +390,35 @@ FN int step_inside(const CaffnetBatch *batch, int64_t b, Work *work, int search)
     restore_bounds(work);
     restore_answer(work);
     return 0;
+}
+
+/* Move a RELAXED answer by a few units in the last place until every hard inequality holds exactly: these are drawn in,
+   and the soft rows give way by what that takes. Where that does not succeed, the answer stays. */
+FN void keep_hard_rows(const CaffnetBatch *batch, int64_t b, Work *work) {
+    Rows *s = &work->rows;
+    double size = larger(largest(work->y, s->n), largest(work->g, s->n));
+    write_value(batch, b, work);
+    if (holds_exactly(batch, b, batch->value, b * batch->n, 1)) return;
+    keep_answer(work);
+    for (int factor = 1; factor <= 64; factor *= 4) {
+        double relax = work->relax;
+        restore_bounds(work);
+        for (Index i = 0; i < s->m; i++) {
+            double bound = bound_at(s, i, value_of(s, i, work->ordinary));
+            int exact = s->equal[i] || s->squared[i] == 0.0 || s->plain[i] >= 0, soft = is_soft(work, i);
+            work->unit[i] = soft ? users_unit(s, i) : 0.0;
+            work->give[i] = soft || exact || !is_finite(bound) ? 0.0 : -factor * (work->t.margin * (size + bound) + work->t.underflow);
+        }
+        if (climb(work, work->g, work->y, &relax, work->stood) < 0) break;
+        int state = settle_point(work, work->g, size);
+        write_value(batch, b, work);
+        if (state == REJECTED || !holds_exactly(batch, b, batch->value, b * batch->n, 1)) continue;
+        close_face(work);
+        restore_bounds(work);
+        return;
+    }
+    restore_bounds(work);
+    restore_answer(work);
 }
 
 FN void write_answer(const CaffnetBatch *batch, int64_t b, const Work *work, int status) {
@@ -386,7 +468,7 @@ FN int try_compromise(const CaffnetBatch *batch, int64_t b, Work *work) {
     } else if (state == CAFFNET_INSIDE) state = CAFFNET_PROJECTED;
     if (state != REJECTED) {
         write_value(batch, b, work);
-        if (batch->strict && !holds_exactly(batch, b, batch->value, b * batch->n)) state = REJECTED;
+        if (batch->strict && !holds_exactly(batch, b, batch->value, b * batch->n, 0)) state = REJECTED;
     }
     if (state == REJECTED) {
         for (Index j = 0; j < n; j++) choice[j] = 0;
@@ -404,6 +486,26 @@ FN int holds_strictly(const CaffnetBatch *batch, int64_t b, Work *work, int sear
     return strictly_inside(batch, b, work, size) || step_inside(batch, b, work, search);
 }
 
+/* Write an answer whose soft rows have given way. */
+FN int write_relaxed(const CaffnetBatch *batch, int64_t b, Work *work) {
+    if (batch->strict) keep_hard_rows(batch, b, work);
+    write_answer(batch, b, work, CAFFNET_RELAXED);
+    return CAFFNET_RELAXED;
+}
+
+/* Write a point whose hard rows hold exactly, if the one in work->y can be moved there by rounding: the soft rows take
+   what is left of it. WITHIN_TOL, or RELAXED if that is more than their tolerance. */
+FN int lean_on_soft_rows(const CaffnetBatch *batch, int64_t b, Work *work) {
+    const Rows *s = &work->rows;
+    copy(work->g, work->y, s->n);
+    choose_yielding(work, SOFT_ROWS);
+    work->relax = 0.0;
+    keep_hard_rows(batch, b, work);
+    int state = check(s, work->y, largest(work->y, s->n), NULL, 0, &work->t) == REJECTED ? CAFFNET_RELAXED : CAFFNET_WITHIN_TOL;
+    write_answer(batch, b, work, state);
+    return state;
+}
+
 /* Write the answer under `strict`: moved inside, or the ordinary one. Where no point was found that holds exactly, the
    answer itself is projected once more, as a second call would do it. */
 FN int write_strictly(const CaffnetBatch *batch, int64_t b, Work *work, int search, CaffnetProof *proof) {
@@ -414,6 +516,11 @@ FN int write_strictly(const CaffnetBatch *batch, int64_t b, Work *work, int sear
     }
     write_answer(batch, b, work, CAFFNET_WITHIN_TOL); /* step_inside has put it back */
     if (exactly_empty(work, proof)) {
+        if (meaning_of_conflict(work) == CAFFNET_RELAXED) {
+            restore_answer(work);
+            work->relax = 0.0;
+            return write_relaxed(batch, b, work);
+        }
         if (!batch->nearest) write_nothing(batch, b, CAFFNET_INFEASIBLE);
         batch->status[b] = CAFFNET_INFEASIBLE;
         return CAFFNET_INFEASIBLE;
@@ -422,13 +529,14 @@ FN int write_strictly(const CaffnetBatch *batch, int64_t b, Work *work, int sear
     copy(work->g, work->y, s->n);
     int state = project(work, CAFFNET_ACTIVE, NULL);
     if (state == CONFLICT || state == REJECTED) state = approach(work, 1, proof);
+    if (state == CAFFNET_RELAXED) return write_relaxed(batch, b, work);
     if (state != CAFFNET_INFEASIBLE && holds_strictly(batch, b, work, CAFFNET_ACTIVE)) {
         write_answer(batch, b, work, CAFFNET_PROJECTED);
         return CAFFNET_PROJECTED;
     }
     copy(work->y, work->f, s->n);
     write_value(batch, b, work);
-    return CAFFNET_WITHIN_TOL;
+    return work->soft ? lean_on_soft_rows(batch, b, work) : CAFFNET_WITHIN_TOL;
 }
 
 /* Answer one sample whose rows are scaled; its status. `proof` is filled for an INFEASIBLE one. */
@@ -446,7 +554,7 @@ FN int decide(const CaffnetBatch *batch, int64_t b, Work *work, CaffnetProof *pr
     int inside = check(s, work->f, largest(work->f, n), NULL, 1, &work->t);
     if (inside != REJECTED) {
         if (!batch->strict) return write_itself(batch, b, inside);
-        if (holds_exactly(batch, b, batch->f, b * batch->f_step)) return write_itself(batch, b, CAFFNET_INSIDE);
+        if (holds_exactly(batch, b, batch->f, b * batch->f_step, 0)) return write_itself(batch, b, CAFFNET_INSIDE);
         copy(work->g, work->f, n); /* feasible up to rounding: to be moved by rounding only, not by w */
         search = CAFFNET_ACTIVE;
     }
@@ -454,11 +562,14 @@ FN int decide(const CaffnetBatch *batch, int64_t b, Work *work, CaffnetProof *pr
     if (state == CONFLICT || state == REJECTED) state = approach(work, (int)batch->strict, proof);
     else if (search == CAFFNET_PAPER && (batch->w || work->norm != 2.0) && try_compromise(batch, b, work))
         return batch->status[b];
-    if (state != CAFFNET_INFEASIBLE && !is_representable(work)) state = into_range(work, proof);
+    if (state != CAFFNET_INFEASIBLE && state != CAFFNET_RELAXED && !is_representable(work)) state = into_range(work, proof);
+    if (state == CAFFNET_RELAXED) return write_relaxed(batch, b, work);
     if (batch->strict && state != CAFFNET_INFEASIBLE) {
         state = write_strictly(batch, b, work, search == CAFFNET_PAPER ? CAFFNET_FULL : search, proof);
         /* Where no point holds exactly, one that holds up to rounding stays where it is. */
-        return state == CAFFNET_WITHIN_TOL && inside != REJECTED ? write_itself(batch, b, state) : state;
+        int stays = state == CAFFNET_WITHIN_TOL && inside != REJECTED;
+        if (stays && work->soft) stays = holds_exactly(batch, b, batch->f, b * batch->f_step, 1);
+        return stays ? write_itself(batch, b, state) : state;
     }
     if (state == CAFFNET_INFEASIBLE && !batch->nearest) write_nothing(batch, b, state);
     else write_answer(batch, b, work, state);

@@ -72,6 +72,7 @@ FN size_t carve(Work *work, int64_t outputs, int64_t count, int search, void *me
     work->low = DOUBLES(m);
     work->high = DOUBLES(m);
     work->unit = DOUBLES(m);
+    work->give = DOUBLES(m);
     work->conflict = DOUBLES(m);
     work->fine = DOUBLES(m);
     work->kept = MARKS(m);
@@ -94,6 +95,7 @@ FN void prepare(Work *work, const CaffnetBatch *batch, void *memory) {
     work->t = batch->t;
     work->norm = batch->norm;
     work->single = (int)batch->single;
+    work->soft = batch->soft;
     work->cancel = batch->cancel;
 }
 
@@ -166,7 +168,7 @@ EXPORT int64_t NAME(caffnet_solve)(const CaffnetBatch *batch, int64_t first, int
             bad++;
         } else {
             int state = batch->metric ? decide_in_metric(batch, b, &work, &metric, &proof) : decide(batch, b, &work, &proof);
-            bad += state >= CAFFNET_INFEASIBLE;
+            bad += CAFFNET_HAS_NO_ANSWER(state);
         }
     }
     return batch->cancel && *batch->cancel ? -1 : bad;

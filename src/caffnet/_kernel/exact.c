@@ -84,14 +84,15 @@ FN int exact_sign(const void *a, int64_t place, const void *y, int64_t y_place, 
     return fixed_sign(&sum);
 }
 
-/* Whether the value in the user's array satisfies every inequality of sample b exactly. Equalities are not asked. */
-FN int holds_exactly(const CaffnetBatch *batch, int64_t b, const void *y, int64_t y_place) {
+/* Whether the value in the user's array satisfies every inequality of sample b exactly; with `hard`, of its hard rows.
+   Equalities are not asked. */
+FN int holds_exactly(const CaffnetBatch *batch, int64_t b, const void *y, int64_t y_place, int hard) {
     int single = (int)batch->single;
     Index n = (Index)batch->n;
     for (int64_t i = 0; i < batch->m; i++) {
         double low = load(batch->lower, b * batch->lower_step + i, single);
         double high = load(batch->upper, b * batch->upper_step + i, single);
-        if (low == high) continue;
+        if (low == high || (hard && batch->soft && batch->soft[i] == 's')) continue;
         int64_t place = b * batch->A_step + i * batch->n;
         if (is_finite(high) && exact_sign(batch->A, place, y, y_place, n, high, single) > 0) return 0;
         if (is_finite(low) && exact_sign(batch->A, place, y, y_place, n, low, single) < 0) return 0;

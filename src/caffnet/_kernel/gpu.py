@@ -54,8 +54,8 @@ def is_available() -> bool:
 def solve(problem: Problem, options: Options, start: Tensor | None = None) -> tuple[Answer, Tensor]:
     """Answer every sample where the tensors are; also returns how many are bad, ``(1,)``, on the device."""
     answer = native.empty_answer(problem.f, problem.A.shape[-2], options.search)
-    kinds = _kinds(problem.row_kinds, problem.f.device)
-    batch = native.Batch(problem, options, answer, start, None, kinds)
+    texts = _texts(problem, problem.f.device)
+    batch = native.Batch(problem, options, answer, start, None, texts)
     bad = torch.zeros(1, dtype=torch.int64, device=problem.f.device)
     memory, room, threads = _workspace(batch, problem.f.device)
     launch(SOLVE, [batch.packed, *map(_word, (memory.data_ptr(), room, bad.data_ptr()))], threads, problem.f.device)
@@ -77,7 +77,7 @@ def gradient(
         else None
         for t, want, core in zip((p.A, p.lower, p.upper, p.metric), wanted[2:], native.CORES, strict=True)
     ]
-    batch = native.Batch(p, options, answer, None, None, _kinds(p.row_kinds, device))
+    batch = native.Batch(p, options, answer, None, None, _texts(p, device))
     to = native.pack_gradients(v := native.lines(v, 1), to_f, to_w, lines)
     memory, room, threads = _workspace(batch, device)
     launch(GRADIENT, [batch.packed, to, *map(_word, (memory.data_ptr(), room))], threads, device)
@@ -89,10 +89,14 @@ def gradient(
     return to_f, to_w, *sums
 
 
+def _texts(problem: Problem, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The kinds of the rows, and which are soft, in the memory of the device."""
+    return _text(problem.row_kinds, device), _text(problem.soft, device)
+
+
 @functools.lru_cache(maxsize=64)
-def _kinds(row_kinds: str, device: torch.device) -> Tensor:
-    """The kinds of the rows in the memory of the device."""
-    return torch.frombuffer(bytearray(row_kinds.encode() or b"\0"), dtype=torch.uint8).to(device)
+def _text(text: str, device: torch.device) -> Tensor:
+    return torch.frombuffer(bytearray(text.encode() or b"\0"), dtype=torch.uint8).to(device)
 
 
 def _workspace(batch: native.Batch, device: torch.device) -> tuple[Tensor, int, int]:

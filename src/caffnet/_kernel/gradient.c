@@ -5,7 +5,9 @@
      p = N v for f and w,   q = (A+)' v for b,   -(lambda p' + q y') for A.
 
    With `tangent`, f gets -d instead, with d the projection of -v on the tangent cone at y: the directions in which the
-   rows that y touches allow a small step. It is the same search, on these rows with all bounds 0. */
+   rows that y touches allow a small step. It is the same search, on these rows with all bounds 0.
+
+   Where soft rows have given way, what the level adds is in soft.c. */
 #include "internal.h"
 
 /* Add the gradients of row i, held at `side` with coefficients lambda and q, for a point y and a reduced gradient p. */
@@ -63,31 +65,45 @@ FN void tangent(Work *work, const int8_t *active, const double *y, const double 
 }
 
 /* Write p = N v for the face of the rows marked in `active`; its size. With q, also the coefficients of v (q) and of
-   g - y (face.r) on its rows. */
-FN Index reduce(Work *work, const int8_t *active, const double *y, const double *v, double *p, double *q) {
+   g - y (face.r) on its rows, and what the level adds, where the answer is RELAXED. */
+FN Index reduce(Work *work, const int8_t *active, const double *y, const double *v, double *p, double *q, int relaxed,
+                Level *level) {
     Face *face = &work->face;
     Index n = work->rows.n;
     double *away = work->spare;
     copy(p, v, n);
+    if (relaxed) release_soft_rows(work);
     rebuild_face(work, active);
     for (Index j = 0; j < face->k; j++) face->d[j] = along(face, j, p, n);
     for (Index j = 0; j < face->k; j++) move(face, j, face->d[j], p, n);
     if (!q) return face->k;
     in_rows(face, 0, face->d, q, n);
+    if (relaxed) *level = share_level(work, active, q);
     for (Index j = 0; j < n; j++) away[j] = work->g[j] - y[j];
     for (Index j = 0; j < face->k; j++) face->d[j] = along(face, j, away, n);
     in_rows(face, 0, face->d, face->r, n);
     return face->k;
 }
 
+/* Add the gradients of the rows that determine the level, which are not in the face. */
+FN void level_gradient(const Rows *s, Level level, const int8_t *active, const double *p, const double *y, double power,
+                       const CaffnetGradients *to, int64_t b) {
+    if (level.closing >= 0) row_gradient(s, level.closing, active[level.closing], 0.0, level.q, p, y, power, to, b);
+    if (level.crossed < 0) return;
+    double share = power * times_power(level.share, s->exponent[level.crossed]);
+    if (to->lower) to->lower[b * to->lower_step + level.crossed] += share;
+    if (to->upper) to->upper[b * to->upper_step + level.crossed] -= share;
+}
+
 /* Write p = N v, and add what the rows of the face get. */
 FN void face_gradient(Work *work, const int8_t *active, const double *y, const double *v, double *p, double power,
-                      const CaffnetGradients *to, int64_t b) {
+                      int relaxed, const CaffnetGradients *to, int64_t b) {
     Rows *s = &work->rows;
     Face *face = &work->face;
     Index n = s->n;
     double *q = to->A || to->lower || to->upper ? work->other : NULL;
-    if (s->boxed) {
+    Level level = {-1, -1, 0.0, 0.0};
+    if (s->boxed && !relaxed) {
         copy(p, v, n);
         for (Index i = 0; i < s->m; i++)
             if (active[i] != 0) p[s->plain[i]] = 0.0;
@@ -99,26 +115,28 @@ FN void face_gradient(Work *work, const int8_t *active, const double *y, const d
         }
         return;
     }
-    Index k = reduce(work, active, y, v, p, q);
+    Index k = reduce(work, active, y, v, p, q, relaxed, &level);
     for (Index j = 0; q && j < k; j++)
         row_gradient(s, face->rows[j], face->sides[j], face->r[j], q[j], p, y, power, to, b);
+    level_gradient(s, level, active, p, y, power, to, b);
 }
 
 /* The gradients of one sample whose rows are scaled. */
 FN void differentiate(const CaffnetBatch *batch, const CaffnetGradients *to, int64_t b, Work *work) {
     Rows *s = &work->rows;
     Index n = s->n;
-    int single = work->single, held = 0, numbers = 1, exponent = 0;
+    int single = work->single, held = 0, numbers = 1, exponent = 0, relaxed = batch->status[b] == CAFFNET_RELAXED;
     const int8_t *active = batch->active + b * batch->m;
     const int32_t *choice = batch->choice ? batch->choice + b * n : NULL;
     double *v = work->walk.g, *p = work->ordinary, *y = work->y, power = 1.0;
     for (int64_t i = 0; i < batch->m && !held; i++) held = active[i] != 0;
     int compromise = choice && n > 0 && choice[0] != 0;
-    if (!held && !compromise) { /* f itself, or no answer at all */
-        int passes = batch->status[b] <= CAFFNET_WITHIN_TOL;
+    if (!held && !compromise) { /* f itself, or f + w where no point is nearer to the soft rows, or no answer at all */
+        int passes = !CAFFNET_HAS_NO_ANSWER(batch->status[b]);
         for (Index j = 0; j < n; j++) {
-            if (to->f) store(to->f, b * n + j, passes ? load(to->v, b * to->v_step + j, single) : 0.0, single);
-            if (to->w) store(to->w, b * n + j, 0.0, single);
+            double here = load(to->v, b * to->v_step + j, single);
+            if (to->f) store(to->f, b * n + j, passes ? here : 0.0, single);
+            if (to->w) store(to->w, b * n + j, relaxed ? here : 0.0, single);
         }
         return;
     }
@@ -135,7 +153,7 @@ FN void differentiate(const CaffnetBatch *batch, const CaffnetGradients *to, int
         power = ldexp(1.0, exponent > 1000 ? 1000 : exponent);
     }
     if (compromise) compromise_gradient(work, choice, y, v, p, power, to, b);
-    else face_gradient(work, active, y, v, p, power, to, b);
+    else face_gradient(work, active, y, v, p, power, relaxed, to, b);
     for (Index j = 0; to->w && j < n; j++) store(to->w, b * n + j, power * p[j], single);
     if (!to->f) return;
     if (batch->tangent && !compromise) {

@@ -3,16 +3,17 @@
    Rows relaxed by an amount `relax`, in units of work->unit for each row, have a common point exactly when no conflict
    is left, and a conflict with multipliers mu ends at relax = -sum mu_i b_i / sum |mu_i| unit_i. So relax climbs from
    conflict to conflict (Newton's method on a convex piecewise linear function: it ends after finitely many) until the
-   relaxed rows meet. With one user's unit for every row that is the least violation. With a negative start the same
-   climb finds how far inside all rows a point can be: that is what `strict` needs. */
+   relaxed rows meet. With one user's unit for every row that is the least violation; a row whose unit is 0 does not give
+   way. With a negative start the same climb finds how far inside all rows a point can be: that is what `strict` needs.
+   What a row is relaxed by anyway is in work->give. */
 #include "internal.h"
 
 FN void relax_rows(Work *work, double relax) {
     Rows *s = &work->rows;
     for (Index i = 0; i < s->m; i++) {
-        double amount = relax * work->unit[i];
-        s->low[i] = work->low[i] - amount;
-        s->high[i] = work->high[i] + amount;
+        double amount = work->give[i] + relax * work->unit[i];
+        s->low[i] = amount < HUGE_VAL ? work->low[i] - amount : -HUGE_VAL;
+        s->high[i] = amount < HUGE_VAL ? work->high[i] + amount : HUGE_VAL;
         if (s->low[i] > s->high[i] && work->low[i] <= work->high[i]) /* drawn in beyond the middle */
             s->low[i] = s->high[i] = work->low[i] + 0.5 * (work->high[i] - work->low[i]);
         s->equal[i] = s->low[i] == s->high[i];
@@ -69,7 +70,7 @@ FN double needed_relaxation(const Work *work, double size, double *noise) {
     for (Index i = 0; i < work->rows.m; i++) {
         double mu = work->conflict[i];
         if (mu == 0.0) continue;
-        double bound = mu > 0.0 ? work->high[i] : work->low[i];
+        double bound = mu > 0.0 ? work->high[i] + work->give[i] : work->low[i] - work->give[i];
         if (!is_finite(bound)) continue;
         gap = pair_add_product(pair_add_product(gap, mu, bound), work->fine[i], bound);
         weight += fabs(mu) * work->unit[i];
@@ -125,8 +126,10 @@ FN int excludes_all(const Work *work, Index i) {
 /* A row that excludes every point, or else one whose bounds exclude each other; -1 if there is none. */
 FN Index impossible_row(const Work *work) {
     Index row = -1;
-    for (Index i = work->rows.m - 1; i >= 0; i--)
+    for (Index i = work->rows.m - 1; i >= 0; i--) {
+        if (work->give[i] == HUGE_VAL) continue; /* it has no say */
         if (excludes_all(work, i) || (work->low[i] > work->high[i] && (row < 0 || !excludes_all(work, row)))) row = i;
+    }
     return row;
 }
 

@@ -89,6 +89,9 @@ typedef struct {
     double *spare, *other;     /* (n,) */
     double *low, *high;        /* (m,) the bounds of the sample, while rows.low and rows.high are relaxed */
     double *unit;              /* (m,) what one unit of relaxation is in each row */
+    double *give;              /* (m,) what each row is relaxed by anyway */
+    double relax;              /* the relaxation of the soft rows, in the user's units, of a RELAXED answer */
+    const char *soft;          /* (m,) 's' for soft rows, or NULL */
     double *conflict, *fine;   /* (m,) multipliers that prove a set empty, and their lower halves */
     double *ordinary;          /* (n,) the answer while `strict` looks for another */
     int8_t *kept, *seed;       /* (m,), (max(m, n),) rows set aside */

@@ -22,6 +22,7 @@
 #include "walk.c"
 #include "paper.c"
 #include "infeasible.c"
+#include "soft.c"
 #include "decide.c"
 #include "gradient.c"
 #include "metric.c"

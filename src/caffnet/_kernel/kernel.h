@@ -12,6 +12,7 @@
      walk        all sub-constraints, depth first
      paper       the least-squares compromises of dependent rows
      infeasible  least violation, and the proof that a set is empty
+     soft        rows that give way where the set is empty
      decide      one sample from its data to a verified answer
      gradient    the derivative
      metric      another metric than the Euclidean one
@@ -30,7 +31,8 @@
 #define CAFFNET_FUNCTION
 #endif
 
-enum { CAFFNET_INSIDE, CAFFNET_PROJECTED, CAFFNET_WITHIN_TOL, CAFFNET_INFEASIBLE, CAFFNET_INVALID };
+enum { CAFFNET_INSIDE, CAFFNET_PROJECTED, CAFFNET_WITHIN_TOL, CAFFNET_INFEASIBLE, CAFFNET_INVALID, CAFFNET_RELAXED };
+#define CAFFNET_HAS_NO_ANSWER(status) ((status) == CAFFNET_INFEASIBLE || (status) == CAFFNET_INVALID)
 enum { CAFFNET_FULL, CAFFNET_LITE, CAFFNET_ACTIVE, CAFFNET_PAPER };
 
 /* The numbers of tolerance.py for one number type and one n. */
@@ -52,6 +54,7 @@ typedef struct {
     const void *f, *w, *A, *lower, *upper; /* (B, n), (B, n) or NULL, (B, m, n), (B, m), (B, m) */
     const void *metric;                    /* (B, n, n), or (B, n) if diagonal, or NULL for the Euclidean one */
     const char *kinds;                     /* (m,) '=' for rows that are equalities by declaration, or NULL */
+    const char *soft;                      /* (m,) 's' for rows that give way where the set is empty, or NULL */
     const int8_t *start;                   /* (B, m) rows to begin with, or NULL */
     void *value;                           /* (B, n) */
     int8_t *status;                        /* (B,) */

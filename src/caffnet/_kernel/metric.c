@@ -162,6 +162,26 @@ FN int settle_in_metric(Work *work, Metric *metric) {
     return state == CAFFNET_INSIDE ? CAFFNET_PROJECTED : state;
 }
 
+/* Put the point nearest in M of those whose soft rows give way by work->relax into work->y, where it stands at the point
+   nearest in the Euclidean metric, which stays if rounding is in the way. */
+FN void relax_in_metric(Work *work, Metric *metric) {
+    Index n = work->rows.n;
+    double *goal = work->other;
+    keep_answer(work);
+    return_from_white(work, metric);
+    relax_rows(work, work->relax);
+    int state = settle_in_metric(work, metric);
+    if (state == REJECTED) { /* a near miss: the nearest point to it, in any metric */
+        copy(goal, work->y, n);
+        restart(work);
+        if (dual(work, goal, work->y, NULL, work->t.search, work->t.feasibility) >= 0) state = settle_point(work, goal, 0.0);
+        for (Index i = 0; i < work->rows.m; i++) work->face.held[i] = metric->active[i];
+        work->ready = 0;
+    }
+    restore_bounds(work);
+    if (state == REJECTED) restore_answer(work);
+}
+
 /* Answer sample b in its metric. */
 FN int decide_in_metric(const CaffnetBatch *batch, int64_t b, Work *work, Metric *metric, CaffnetProof *proof) {
     Rows *s = &work->rows;
@@ -178,7 +198,7 @@ FN int decide_in_metric(const CaffnetBatch *batch, int64_t b, Work *work, Metric
         write_nothing(batch, b, CAFFNET_INVALID);
         return CAFFNET_INVALID;
     }
-    if (white != CAFFNET_INFEASIBLE) {
+    if (white != CAFFNET_INFEASIBLE && white != CAFFNET_RELAXED) {
         return_from_white(work, metric);
         state = settle_in_metric(work, metric);
         if (white == CAFFNET_WITHIN_TOL && state == CAFFNET_PROJECTED) state = CAFFNET_WITHIN_TOL;
@@ -194,7 +214,11 @@ FN int decide_in_metric(const CaffnetBatch *batch, int64_t b, Work *work, Metric
         if (state == CAFFNET_INFEASIBLE) { /* between its rows, nearest in M */
             return_from_white(work, metric);
             round_point(work, work->y);
-        }
+        } else if (state == CAFFNET_RELAXED && white == CAFFNET_RELAXED) relax_in_metric(work, metric);
+    }
+    if (state == CAFFNET_RELAXED) {
+        copy(work->g, work->y, n);
+        return write_relaxed(batch, b, work);
     }
     if (state != CAFFNET_INFEASIBLE && !is_representable(work)) state = into_range(work, proof);
     if (batch->strict && state != CAFFNET_INFEASIBLE) {
@@ -215,7 +239,8 @@ FN void differentiate_in_metric(const CaffnetBatch *batch, const CaffnetGradient
     Face *face = &white->face;
     Index n = work->rows.n;
     const int8_t *active = batch->active + b * batch->m;
-    int single = work->single, held = 0, numbers = 1;
+    int single = work->single, held = 0, numbers = 1, relaxed = batch->status[b] == CAFFNET_RELAXED;
+    Level level = {-1, -1, 0.0, 0.0};
     for (int64_t i = 0; i < batch->m && !held; i++) held = active[i] != 0;
     if (!held || !whiten(batch, b, metric, &work->t)) {
         differentiate(batch, to, b, work);
@@ -235,12 +260,13 @@ FN void differentiate_in_metric(const CaffnetBatch *batch, const CaffnetGradient
     to_white(metric, z, n);
     for (Index j = 0; j < n; j++) z[j] = times_power(z[j], white->rows.shift);
     solve_lower(metric, v, n);
-    Index k = reduce(white, active, z, v, p, q);
+    Index k = reduce(white, active, z, v, p, q, relaxed, &level);
     double *user = work->spare; /* p in the user's outputs */
     copy(user, p, n);
     from_white(metric, user, n);
     for (Index j = 0; j < k; j++)
         row_gradient(&white->rows, face->rows[j], face->sides[j], times_power(face->r[j], -white->rows.shift), q[j], user, y, 1.0, to, b);
+    level_gradient(&white->rows, level, active, user, y, 1.0, to, b);
     if (to->metric)
         for (Index i = 0; i < n; i++) {
             double *line = to->metric + b * to->metric_step + (metric->diagonal ? 0 : (int64_t)i * n);

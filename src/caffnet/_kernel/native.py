@@ -31,7 +31,7 @@ SEARCHES = {"full": 0, "lite": 1, "active": 2, "paper": 3}
 _WORTH_A_THREAD = 20_000  # numbers in A for one more thread: what is computed while a thread is woken
 _LONG = 2e8  # multiply-adds: about a second; such a call runs beside the main thread, which Ctrl-C can then stop
 
-_BATCH = struct.Struct("28q11d")
+_BATCH = struct.Struct("29q11d")
 _GRADIENTS = struct.Struct("12q")
 _PROOF = struct.Struct("2d")
 
@@ -111,9 +111,9 @@ def tolerances(dtype: torch.dtype, n: int) -> tuple[float, ...]:
 
 
 @functools.lru_cache(maxsize=1024)
-def _kinds(row_kinds: str) -> tuple[bytes, int]:
-    """The kinds of the rows as characters, and their address. The caller keeps the first while the second is used."""
-    characters = row_kinds.encode()
+def _text(text: str) -> tuple[bytes, int]:
+    """A text as characters, and their address. The caller keeps the first while the second is used."""
+    characters = text.encode()
     return characters, ctypes.cast(ctypes.c_char_p(characters), ctypes.c_void_p).value or 0
 
 
@@ -146,17 +146,20 @@ class Batch:
         answer: Answer,
         start: Tensor | None,
         cancel: ctypes.c_int32 | None,
-        device_kinds: Tensor | None = None,
+        device_texts: tuple[Tensor, Tensor] | None = None,
     ):
         f, A, lower, upper = lines(p.f, 1), lines(p.A, 2), lines(p.lower, 1), lines(p.upper, 1)
         w = None if p.w is None else lines(p.w, 1)
         metric = None if p.metric is None else lines(p.metric, 2)
         self.samples, self.n = f.shape
         self.m, self.search = A.shape[-2], SEARCHES[options.search]
-        kinds, kinds_at = _kinds(p.row_kinds) if device_kinds is None else (device_kinds, device_kinds.data_ptr())
+        texts = (
+            (_text(p.row_kinds), _text(p.soft)) if device_texts is None else [(t, t.data_ptr()) for t in device_texts]
+        )
+        (kinds, kinds_at), (soft, soft_at) = texts
         choice = answer.choice
         self.metric = metric is not None
-        self.kept = (f, w, A, lower, upper, metric, kinds, start, answer, cancel)
+        self.kept = (f, w, A, lower, upper, metric, kinds, soft, start, answer, cancel)
         self.packed = _BATCH.pack(
             self.n,
             self.m,
@@ -180,6 +183,7 @@ class Batch:
             upper.data_ptr(),
             0 if metric is None else metric.data_ptr(),
             kinds_at,
+            soft_at if p.soft else 0,
             0 if start is None else start.data_ptr(),
             answer.value.data_ptr(),
             answer.status.data_ptr(),

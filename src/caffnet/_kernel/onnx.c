@@ -1,9 +1,11 @@
 /* The operator Solve of the domain "caffnet" for ONNX Runtime: session_options.register_custom_ops_library(library).
 
-     Solve(f, A, lower, upper, numbers, w?, metric?) -> value, status, active     row_kinds, search, strict, on_infeasible
+     Solve(f, A, lower, upper, numbers, w?, metric?) -> value, status, active
+     with row_kinds, soft, search, strict, on_infeasible
 
    f (B, n), A (m, n) or (B, m, n), bounds (m,) or (B, m), w (B, n) or absent, the metric (n, n), (1, n) if it is
-   diagonal, either with B in front, or absent; all float32 or all float64. numbers (float64): the norm, then the fields of CaffnetTolerances. on_infeasible is "raise": the run fails; "nearest"; "nan".
+   diagonal, either with B in front, or absent; all float32 or all float64. numbers (float64): the norm,
+   then the fields of CaffnetTolerances. on_infeasible is "raise": the run fails; "nearest"; "nan".
 
    ONNX Runtime hands over a table of functions, whose order never changes. The few that are called here are declared by
    their place in it, so that no header of ONNX Runtime is needed. */
@@ -83,7 +85,7 @@ typedef struct {
     int64_t search, strict, single;
     int nearest, raises;
     size_t rows; /* how many row_kinds there are */
-    char *kinds;
+    char *kinds, *soft; /* soft: empty if there is none */
 } Node;
 
 /* The text of an attribute, to be freed; NULL where it is missing. */
@@ -100,7 +102,10 @@ static char *text_of(const Api *api, const Opaque *info, const char *name) {
 
 static void destroy(void *kernel) {
     Node *node = (Node *)kernel;
-    if (node) free(node->kinds);
+    if (node) {
+        free(node->kinds);
+        free(node->soft);
+    }
     free(node);
 }
 
@@ -112,10 +117,11 @@ static Error create(const Api *api, const Opaque *info, int single, void **kerne
         node->api = api;
         node->single = single;
         node->kinds = text_of(api, info, "row_kinds");
+        node->soft = text_of(api, info, "soft");
         error = ATTRIBUTE_INT(api)(info, "search", &node->search);
         if (!error) error = ATTRIBUTE_INT(api)(info, "strict", &node->strict);
     }
-    if (!error && (!node || !node->kinds || !mode)) error = CREATE_STATUS(api)(ERROR_INVALID_ARGUMENT, "caffnet.Solve: an attribute is missing.");
+    if (!error && (!node || !node->kinds || !node->soft || !mode)) error = CREATE_STATUS(api)(ERROR_INVALID_ARGUMENT, "caffnet.Solve: an attribute is missing.");
     if (!error) {
         node->rows = strlen(node->kinds);
         node->nearest = !strcmp(mode, "nearest");
@@ -167,7 +173,7 @@ static int fits(const Array *array, size_t axes, int64_t samples, int64_t lines,
 static Error say(const Node *node, const CaffnetBatch *batch, int64_t bad) {
     char text[160];
     int64_t first = 0;
-    while (batch->status[first] < CAFFNET_INFEASIBLE) first++;
+    while (!CAFFNET_HAS_NO_ANSWER(batch->status[first])) first++;
     if (batch->status[first] == CAFFNET_INVALID)
         snprintf(text, sizeof text, "caffnet.Solve: the data of sample %lld contain NaN or infinite numbers.", (long long)first);
     else
@@ -190,7 +196,7 @@ static Error compute(void *kernel, Opaque *context) {
     int64_t samples = in[F].axes == 2 ? in[F].size[0] : 0, n = in[F].axes == 2 ? in[F].size[1] : -1, m = (int64_t)node->rows;
     const int64_t *shape_of_metric = in[METRIC].size + (in[METRIC].axes == 3);
     batch.diagonal = in[METRIC].data && shape_of_metric[0] == 1;
-    int good = n >= 0 && fits(&in[A], 2, samples, m, n, &batch.A_step) && fits(&in[LOWER], 1, samples, 1, m, &batch.lower_step) &&
+    int good = n >= 0 && (!node->soft[0] || strlen(node->soft) == node->rows) && fits(&in[A], 2, samples, m, n, &batch.A_step) && fits(&in[LOWER], 1, samples, 1, m, &batch.lower_step) &&
                fits(&in[UPPER], 1, samples, 1, m, &batch.upper_step) && (!in[W].data || fits(&in[W], 1, samples, 1, n, &batch.w_step)) &&
                (!in[METRIC].data || fits(&in[METRIC], 2, samples, batch.diagonal ? 1 : n, n, &batch.metric_step)) &&
                in[NUMBERS].axes == 1 && in[NUMBERS].size[0] == 1 + (int64_t)(sizeof(CaffnetTolerances) / sizeof(double));
@@ -206,6 +212,7 @@ static Error compute(void *kernel, Opaque *context) {
     batch.f = in[F].data, batch.f_step = n, batch.w = in[W].data;
     batch.A = in[A].data, batch.lower = in[LOWER].data, batch.upper = in[UPPER].data, batch.kinds = node->kinds;
     batch.metric = in[METRIC].data;
+    batch.soft = node->soft[0] ? node->soft : NULL;
     batch.value = to[0], batch.status = (int8_t *)to[1], batch.active = (int8_t *)to[2];
     batch.norm = *(const double *)in[NUMBERS].data;
     memcpy(&batch.t, (const double *)in[NUMBERS].data + 1, sizeof batch.t);

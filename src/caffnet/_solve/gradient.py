@@ -18,8 +18,10 @@ from caffnet import tolerance
 from caffnet._solve import run
 from caffnet._solve.face import dot, factor, pick_rows, product, times_power, unit_exponent
 from caffnet._solve.metric import White
-from caffnet._solve.problem import Answer, Options, Problem
+from caffnet._solve.prepare import is_kind
+from caffnet._solve.problem import Answer, Options, Problem, Status
 from caffnet._solve.tracing import in_forward_mode, in_transform, is_compiling, is_concrete, is_exporting, no_autocast
+from caffnet.constraints import SOFT
 
 
 def answer(problem: Problem, options: Options, start: Tensor | None = None) -> Answer:
@@ -59,7 +61,7 @@ class _Solved(torch.autograd.Function):
             slopes = run.gradient(v, problem, found, ctx.options, wanted)
         else:
             slopes = _again(problem, found, ctx.options, wanted, v)
-        return *(t if want else None for t, want in zip(slopes, wanted, strict=True)), *(None,) * 5
+        return *(t if want else None for t, want in zip(slopes, wanted, strict=True)), *(None,) * 6
 
 
 def _again(problem: Problem, found: Answer, options: Options, wanted: Sequence[bool], v: Tensor) -> list[Tensor | None]:
@@ -98,27 +100,74 @@ def _on_face(p: Problem, found: Answer, options: Options) -> Tensor:
     exponent = unit_exponent(A.detach())
     A = torch.where(used.unsqueeze(-1), times_power(A, exponent.unsqueeze(-1)), 0.0)
     lower, upper = (t.expand(p.f.shape[0], t.shape[-1]).gather(-1, rows) for t in (p.lower, p.upper))
-    bound = times_power(torch.where(sides > 0, upper, lower), exponent)
+    chosen = torch.where(sides > 0, upper, lower)
+    level = None
+    if p.soft:
+        giving = is_kind(p.soft, SOFT, rows.device)[rows] & used & _relaxed(found)
+        level = _Level(giving, sides, lower, upper, factor(A.detach(), used).independent.unsqueeze(-1))
+        chosen = chosen + sides * level.crossed
+    bound = times_power(chosen, exponent)
     bound = torch.where(used & bound.isfinite(), bound, 0.0)
     # Samples that lie on no flat take no part: zeros in, zeros out.
     f, w = torch.where(moved, p.f, 0.0), None if p.w is None else torch.where(moved, p.w, 0.0)
     tangent = options.gradient == "tangent"
     g = f.detach() if tangent else f
     g = g if w is None else g + w
+    if level is not None:
+        A, g = level.widen(A, exponent, g)
     pinv = factor(A, used, exponent=exponent if found.choice is not None else None).pinv
     y = product(pinv, bound) + (g - product(pinv, product(A, g)))
+    y = y[..., : f.shape[-1]]
     y = y + (torch.where(moved, found.value, 0.0) - y).detach()
     if tangent:
         y = y + _Inward.apply(f, *_cone(p, found, moved), p.row_kinds, options)
-    unchanged = (found.value == p.f).all(-1, keepdim=True)
-    return torch.where(moved, y, torch.where(unchanged, p.f, found.value))
+    rest = torch.where((found.value == p.f).all(-1, keepdim=True), p.f, found.value)
+    if p.soft:  # where no point is nearer to the soft rows than another, the answer is f + w
+        g = p.f if p.w is None else p.f + p.w
+        rest = torch.where(_relaxed(found), g + (found.value - g).detach(), rest)
+    return torch.where(moved, y, rest)
+
+
+class _Level:
+    """By how much the soft rows of RELAXED samples give way, as one more output t that has no say in distances.
+
+    A row at its relaxed bound reads ``a_i y - side_i t = b_i``. The rows of the conflict, which depend on each other,
+    leave t no choice, so the closed form of (y, t) is that of y (`_kernel/soft.c`). Where they are independent, t is half
+    of what the bounds of one row miss each other by, or no point is nearer to that row than another: then it is known
+    before.
+
+    Args:
+        giving: which of the rows in the slots give way, ``(B, k)``.
+        sides: of these rows.
+        lower: their bounds.
+        upper: their bounds.
+        known: whether the rows are independent, ``(B, 1)``.
+    """
+
+    def __init__(self, giving: Tensor, sides: Tensor, lower: Tensor, upper: Tensor, known: Tensor):
+        miss = torch.where(giving & (lower > upper), (lower - upper) / 2, 0.0)
+        top = miss.amax(-1, keepdim=True) if miss.shape[-1] else miss.new_zeros(*miss.shape[:-1], 1)
+        self.crossed = torch.where(giving & known, top, 0.0)
+        self.free, self.sides = giving & ~known, sides
+
+    def widen(self, A: Tensor, exponent: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+        """Scaled rows and g with one more entry. t is counted in units of the smallest row that has it."""
+        unit = torch.where(self.free, -exponent, math.inf).amin(-1, keepdim=True) if exponent.shape[-1] else exponent
+        unit = torch.where(self.free, times_power(torch.ones_like(exponent), exponent + unit), 0.0)
+        column = torch.where(self.free, -self.sides * unit, 0.0)
+        return torch.cat([A, column.unsqueeze(-1)], -1), torch.nn.functional.pad(g, (0, 1))
+
+
+def _relaxed(found: Answer) -> Tensor:
+    """Samples whose soft rows gave way, ``(B, 1)``."""
+    return (found.status == int(Status.RELAXED)).unsqueeze(-1)
 
 
 def _slots(p: Problem, found: Answer) -> tuple[Tensor, Tensor]:
     """The rows of each face and their sides, ``(B, k)``; side 0 in empty slots."""
     active = found.active
     n, m = p.f.shape[-1], active.shape[-1]
-    slots = min(n, m)
+    slots = min(n + bool(p.soft), m)  # one row more where the level of soft rows is an output too
     if is_concrete(active) and not in_transform():
         slots = int((active != 0).sum(-1).amax()) if active.numel() else 0
     rows = (active == 0).to(torch.int8).argsort(dim=-1, stable=True)[..., :slots]
@@ -153,6 +202,8 @@ def _cone(p: Problem, found: Answer, here: Tensor) -> tuple[Tensor, Tensor, Tens
     largest = y.abs().amax(-1, keepdim=True) if n else y.new_zeros(*y.shape[:-1], 1)
     allowed = 2 * share * largest + tolerance.underflow(y.dtype)
     equal = lower == upper
+    if p.soft:  # an equality that gave way has one side
+        equal = equal & ~(is_kind(p.soft, SOFT, y.device) & _relaxed(found))
     # The rows of γ are active whatever the distance: `strict` stops short of them.
     below = equal | ((value - lower).abs() - share * lower.abs() <= allowed) | (found.active < 0)
     above = equal | ((value - upper).abs() - share * upper.abs() <= allowed) | (found.active > 0)

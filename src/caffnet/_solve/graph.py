@@ -22,7 +22,7 @@ from caffnet._solve.metric import White
 from caffnet._solve.prepare import count_subsets, subset_sizes
 from caffnet._solve.problem import Answer, Options, Problem, Status
 from caffnet._solve.tracing import remember
-from caffnet.constraints import BOTH, EQUAL, FREE, UPPER
+from caffnet.constraints import BOTH, EQUAL, FREE, SOFT, UPPER, AffineSet
 from caffnet.errors import BudgetError, ConstraintError
 
 _COPIES = 256  # bytes that a runtime needs to load and run a candidate, over the numbers in it: measured
@@ -77,6 +77,15 @@ def check_options(options: Options) -> None:
         raise ConstraintError(
             f"on_infeasible={options.on_infeasible!r}: plain operations cannot {what}. Export a layer with "
             'on_infeasible="nan" and look at the status, or export with the operator of the library (caffnet.deploy).'
+        )
+
+
+def check_softness(set: AffineSet) -> None:
+    """Refuse rows that give way where the set is empty: plain operations do not find the least violation."""
+    if set.softness is not None and SOFT in set.softness.kinds:
+        raise ConstraintError(
+            "Rows that are soft without a weight cannot be exported as plain operations: export with the operator of "
+            "the library (caffnet.deploy), or give them a weight."
         )
 
 

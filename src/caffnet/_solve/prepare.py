@@ -48,11 +48,12 @@ class Prepared:
         old, kinds = self.set, self.set.row_kinds
         low, high = old.check_bounds(old.lower if lower is None else lower, old.upper if upper is None else upper)
         if EQUAL in kinds and (lower is None) != (upper is None):
-            equal = _is_kind(kinds, EQUAL, old.device)
+            equal = is_kind(kinds, EQUAL, old.device)
             low, high = (torch.where(equal, high, low), high) if lower is None else (low, torch.where(equal, low, high))
         if kinds != BOTH * old.m:
             _check_kinds(low, high, old)
-        return Prepared(AffineSet.from_parts(old.A, low, high, old.labels, kinds, old.metric), self.search)
+        made = AffineSet.from_parts(old.A, low, high, old.labels, kinds, old.metric, old.softness)
+        return Prepared(made, self.search)
 
     def with_metric(self, metric: ArrayLike, *, diagonal: bool | None = None) -> Prepared:
         """The same rows in another metric, as `AffineSet.with_metric`."""
@@ -63,7 +64,7 @@ class Prepared:
 
 
 @remember
-def _is_kind(row_kinds: str, kinds: str, device: torch.device) -> Tensor:
+def is_kind(row_kinds: str, kinds: str, device: torch.device) -> Tensor:
     """Which rows are of one of these kinds, ``(m,)``."""
     return torch.tensor([kind in kinds for kind in row_kinds], dtype=torch.bool, device=device)
 
@@ -74,9 +75,9 @@ def _check_kinds(lower: Tensor, upper: Tensor, old: AffineSet) -> None:
         return
     kinds, device = old.row_kinds, old.device
     with torch.no_grad():
-        wrong = (_is_kind(kinds, UPPER + FREE, device) & (lower > -math.inf)).long()
-        wrong = wrong + 2 * (_is_kind(kinds, LOWER + FREE, device) & (upper < math.inf)).long()
-        wrong = wrong + 4 * (_is_kind(kinds, EQUAL, device) & (lower != upper)).long()
+        wrong = (is_kind(kinds, UPPER + FREE, device) & (lower > -math.inf)).long()
+        wrong = wrong + 2 * (is_kind(kinds, LOWER + FREE, device) & (upper < math.inf)).long()
+        wrong = wrong + 4 * (is_kind(kinds, EQUAL, device) & (lower != upper)).long()
         if not wrong.any():
             return
         place = wrong.reshape(-1, old.m).amax(0)
@@ -108,7 +109,7 @@ def prepare(set: AffineSet, search: str = "auto", *, budget: int | None = None) 
         raise ConstraintError(f"Only an AffineSet can be prepared, got {type(set).__name__}.")
     options = check_options(search=search, budget=budget)
     fixed = set.to(torch.get_default_dtype()) if set.weak else set
-    return Prepared(fixed, choose_search(fixed.row_kinds, fixed.n, search, options.budget))
+    return Prepared(fixed, choose_search(fixed.row_kinds, fixed.n + fixed.slacks, search, options.budget))
 
 
 # ------------------------------------------------------------------------------------------------- which search

@@ -25,8 +25,9 @@ class Status(enum.IntEnum):
     PROJECTED: the nearest feasible candidate.
     WITHIN_TOL: satisfied up to rounding only. A row that the point was not put on is exceeded by less than the
         tolerance, as where rows exclude each other by rounding.
-    INFEASIBLE: no point satisfies the rows of this sample; proven in exact arithmetic.
+    INFEASIBLE: no point satisfies the rows of this sample, or its hard rows; proven in exact arithmetic.
     INVALID: the data of this sample contain NaN or infinities.
+    RELAXED: soft rows gave way. The hard ones hold as they do in a PROJECTED sample.
     """
 
     INSIDE = 0
@@ -34,6 +35,7 @@ class Status(enum.IntEnum):
     WITHIN_TOL = 2
     INFEASIBLE = 3
     INVALID = 4
+    RELAXED = 5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,6 +98,7 @@ class Problem(NamedTuple):
         row_kinds: one character per row, as in `AffineSet.row_kinds`.
         labels: the names of the rows, as in `AffineSet.labels`.
         batch_shape: the batch axes of the user, of B samples.
+        soft: one character per row, ``s`` for rows that give way where the set is empty; empty if none does.
     """
 
     f: Tensor
@@ -107,6 +110,7 @@ class Problem(NamedTuple):
     row_kinds: str
     labels: Labels
     batch_shape: tuple[int, ...]
+    soft: str = ""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -126,7 +130,7 @@ class Problem(NamedTuple):
         self, f: Tensor, w: Tensor | None, A: Tensor, lower: Tensor, upper: Tensor, metric: Tensor | None
     ) -> Problem:
         """The same problem with other data."""
-        return Problem(f, w, A, lower, upper, metric, self.row_kinds, self.labels, self.batch_shape)
+        return Problem(f, w, A, lower, upper, metric, *self[6:])
 
 
 def is_diagonal(metric: Tensor) -> bool:

@@ -105,7 +105,8 @@ def pack(problem: Problem, options: Options) -> tuple:
     labels = "" if p.labels is None else "".join("-1:" if name is None else f"{len(name)}:{name}" for name in p.labels)
     chosen = (options.search, options.norm, options.strict, options.on_infeasible, options.gradient, options.budget)
     # Tolerances for C++, which has no tolerance.py.
-    return (p.row_kinds, labels, list(p.batch_shape), *chosen, list(native.tolerances(p.f.dtype, int(p.f.shape[-1]))))
+    tolerances = list(native.tolerances(p.f.dtype, int(p.f.shape[-1])))
+    return (p.row_kinds, labels, list(p.batch_shape), *chosen, tolerances, p.soft)
 
 
 def unpack(
@@ -119,8 +120,9 @@ def unpack(
         names.append(None if size == "-1" else labels[:length])
         labels = labels[length:]
     f, w, A, lower, upper, metric = tensors
-    problem = Problem(f, w, A, lower, upper, metric, row_kinds, tuple(names) or None, tuple(batch_shape))
-    return problem, Options(*options[:-1])
+    *chosen, _, soft = options
+    problem = Problem(f, w, A, lower, upper, metric, row_kinds, tuple(names) or None, tuple(batch_shape), soft)
+    return problem, Options(*chosen)
 
 
 def _opaque(problem: Problem, options: Options) -> Answer:
@@ -130,7 +132,7 @@ def _opaque(problem: Problem, options: Options) -> Answer:
 _TENSORS = "Tensor f, Tensor? w, Tensor A, Tensor lower, Tensor upper, Tensor? metric"
 _PACKED = (
     "str row_kinds, str labels, SymInt[] batch_shape, str search, float norm, bool strict, str on_infeasible, "
-    "str gradient, int budget, float[] tolerances"
+    "str gradient, int budget, float[] tolerances, str soft"
 )
 # Defined by schema, not by decorator: that adds three layers of Python to every call of a compiled graph.
 _operations = torch.library.Library("caffnet", "DEF")

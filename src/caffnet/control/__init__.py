@@ -4,6 +4,7 @@
     barriers    h(x) >= 0 where the state is safe                        `InsideBox`, `OutsidePolytopes`, `Moving`, ...
     order       ψ = L_f h + α(h), where the input acts through the drift `HighOrder`
     rows        -L_g h(x) u <= L_f h(x) + α(h(x))                        `BarrierConstraint`: x -> AffineSet
+    goals       V(x) falls, at the price of a weight where it cannot     `LyapunovConstraint`: soft rows
     audit       is there an admissible input everywhere?                 `audit`
     filter      the input nearest to a policy's that satisfies the rows  `SafetyFilter`, or a `CAffNet` to be trained
     rollout     states and inputs over time, differentiable              `rollout`
@@ -33,6 +34,7 @@ from caffnet.control.class_k import linear, power, saturating
 from caffnet.control.distributions import InteriorNormal, ProjectedNormal, TruncatedNormal
 from caffnet.control.high_order import HighOrder
 from caffnet.control.interior import BoxTransform, RayTransform, SimplexTransform, interior_point, interior_transform
+from caffnet.control.lyapunov import LyapunovConstraint, Quadratic
 from caffnet.control.pid import PID, UnicyclePID, body_frame_error
 from caffnet.control.policies import InteriorActor, StochasticPolicy
 from caffnet.control.safety import BarrierConstraint, SafetyFilter
@@ -68,11 +70,13 @@ __all__ = [
     "InteriorActor",
     "InteriorNormal",
     "Intersection",
+    "LyapunovConstraint",
     "Moving",
     "OutsideCircles",
     "OutsidePolytopes",
     "PlanarQuadrotor",
     "ProjectedNormal",
+    "Quadratic",
     "RayTransform",
     "SafetyFilter",
     "SimplexTransform",

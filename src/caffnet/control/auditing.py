@@ -150,7 +150,11 @@ def audit(
     """
     low, high = _box(lower, upper, times)
     called = _names(names, len(low), times)
-    at = _timed(constraint) if times is not None else constraint
+    rows = _timed(constraint) if times is not None else constraint
+
+    def at(z: Tensor) -> AffineSet:
+        return rows(z).without_soft()
+
     states, depths, lost, first = _sample(at, low, high, samples, where)
     proof, found = "not tried", None
     if prove and where is None:
@@ -225,7 +229,7 @@ def _measure(at: Callable[[Tensor], AffineSet], x: Tensor) -> tuple[Tensor, Tens
     """The depth of the sets at states ``(s, n_x)``, and which are empty, ``(s,)`` each."""
     sets = at(x).to(torch.float64)
     origin = torch.zeros(len(x), sets.n, dtype=torch.float64)
-    status = project(origin, sets, on_infeasible="nearest").status.expand(len(x))
+    status = project(origin, sets, on_infeasible="nan").status.expand(len(x))
     return depth(sets).expand(len(x)).contiguous(), status == int(Status.INFEASIBLE)
 
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from caffnet._solve.problem import Status
-from caffnet.constraints import EQUAL, AffineSet
+from caffnet.constraints import EQUAL, HARD, WEIGHTED, AffineSet
 from caffnet.control.barriers import Barrier
-from caffnet.control.safety import BarrierConstraint, explain, within_limits
+from caffnet.control.safety import BarrierConstraint, before_limits, explain
 from caffnet.control.simulation import check_steps, rk4
 from caffnet.control.systems.base import ControlAffine
 from caffnet.errors import ConstraintError, InfeasibleError
@@ -104,7 +104,8 @@ class SafeActions(gymnasium.Wrapper[np.ndarray, np.ndarray, np.ndarray, np.ndarr
     ``info["action"]`` holds the action taken, in the number type of the action space and rounded inwards: it satisfies
     every inequality after rounding too, unless the set has no room for that. ``info["filtered"]`` tells whether it
     differs from the agent's, and ``info["status"]`` is its `Status`. Where no action within the limits is safe, an
-    `InfeasibleError` is raised, or with ``on_infeasible="nearest"`` the one of least violation is taken.
+    `InfeasibleError` is raised, or with ``on_infeasible="nearest"`` the one of least violation within the limits is taken
+    (RELAXED). Soft rows give way as they say; the limits of the space never do.
     """
 
     def __new__(cls, env: Any, *args: Any, **options: Any):
@@ -218,19 +219,15 @@ class ActionFilter:
         self.space, self.state, self.options, self.n = space, state, options, len(space.low)
         names = [f"action {i}" for i in range(self.n)]
         self.limits = AffineSet.box(space.low.astype(np.float64), space.high.astype(np.float64), names=names)
-        self._firm = self.limits.m  # how many of the last rows never give way
-        if isinstance(constraint, BarrierConstraint):
-            bounded = constraint.within(self.limits)
-            assert bounded.inputs is not None
-            self._firm, everything = bounded.inputs.m, bounded
-        else:
-            everything = self._within(constraint)
+        everything = (
+            constraint.within(self.limits) if isinstance(constraint, BarrierConstraint) else self._within(constraint)
+        )
         self.layer = CAffine(everything, warm_start=warm_start, **options)
 
     def _within(self, constraint: AffineSet | Callable[[Any], AffineSet]) -> AffineSet | Callable[[Any], AffineSet]:
         if isinstance(constraint, AffineSet):
-            return constraint.to(torch.float64) & self.limits
-        return lambda x: constraint(x).to(torch.float64) & self.limits
+            return before_limits(constraint).to(torch.float64) & self.limits
+        return lambda x: before_limits(constraint(x)).to(torch.float64) & self.limits
 
     @torch.no_grad()
     def __call__(
@@ -265,9 +262,7 @@ class ActionFilter:
                 f"The constraint must give one set for one state, got a batch of shape {tuple(answer.set.batch_shape)}."
             )
         status = answer.status.numpy()
-        if (status == int(Status.INFEASIBLE)).any():
-            answer = within_limits(answer, u, self._firm, self.options)
-        taken = round_inwards(answer, self.space.dtype, self._firm)
+        taken = round_inwards(answer, self.space.dtype)
         # Equalities and thin sets leave no room to round inwards: the environment would saturate the rest unseen.
         taken = np.minimum(np.maximum(taken, self.space.low), self.space.high)
         if not np.isfinite(taken).all():
@@ -278,16 +273,17 @@ class ActionFilter:
         return taken, (taken != wanted.astype(self.space.dtype)).any(-1), status
 
 
-def round_inwards(answer: Projection, kind: Any, firm: int) -> np.ndarray:
+def round_inwards(answer: Projection, kind: Any) -> np.ndarray:
     """The answer in another number type, with no row broken by the rounding where there is room.
 
     Rounding moves ``a_i u`` by at most ``eps |a_i| |u|``. Where that breaks a row, the answer is projected into the set
     whose inequalities are tightened by twice as much, and rounded again: then it may move and still satisfies all rows.
 
+    Soft rows have no say where they gave way, nor rows with a weight anywhere.
+
     Args:
         answer: float64.
         kind: a number type of numpy.
-        firm: how many of the last rows hold even where the answer is INFEASIBLE.
     """
     value = answer.value.numpy()
     short = value.astype(kind)
@@ -295,11 +291,10 @@ def round_inwards(answer: Projection, kind: Any, firm: int) -> np.ndarray:
         return short
     rows = answer.set
     A, lower, upper = (side.numpy() for side in (rows.A, rows.lower, rows.upper))
-    lost = answer.status.numpy() == int(Status.INFEASIBLE)
-    if lost.any():
-        giving = np.arange(rows.m) < rows.m - firm
-        lower = np.where(lost[..., None] & giving, -np.inf, lower)
-        upper = np.where(lost[..., None] & giving, np.inf, upper)
+    if rows.softness is not None:
+        soft, priced = (np.array([test(k) for k in rows.softness.kinds]) for test in (HARD.__ne__, WEIGHTED.__eq__))
+        giving = (answer.status.numpy() == int(Status.RELAXED))[..., None] & soft | priced
+        lower, upper = np.where(giving, -np.inf, lower), np.where(giving, np.inf, upper)
     equal: Any = np.array([kind == EQUAL for kind in rows.row_kinds]) if EQUAL in rows.row_kinds else np.False_
 
     def broken(point: np.ndarray) -> Any:

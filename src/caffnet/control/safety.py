@@ -14,7 +14,6 @@ for disturbances the rows keep something back: see `reserve` and `disturbance` o
 from __future__ import annotations
 
 import copy
-import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,10 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from caffnet import tolerance
-from caffnet._solve.problem import Status
 from caffnet._solve.tracing import is_compiling, is_concrete
-from caffnet.constraints import UPPER, AffineSet, ArrayLike
+from caffnet.constraints import HARD, SOFT_IF_NEAREST, UPPER, AffineSet, ArrayLike, Softness
 from caffnet.control.barriers.base import Barrier, as_barrier, with_time
 from caffnet.control.barriers.shapes import constant
 from caffnet.control.class_k import ClassK, as_class_k
@@ -34,10 +31,9 @@ from caffnet.control.high_order import HighOrder
 from caffnet.control.systems.base import ControlAffine, InTime, check_states, check_system
 from caffnet.errors import ConstraintError, InfeasibleError
 from caffnet.layer import CAffine
-from caffnet.projection import Projection, project
+from caffnet.projection import Projection
 
 _HALF = (torch.float16, torch.bfloat16)
-_INFEASIBLE = int(Status.INFEASIBLE)  # a number: graphs cannot compare with a member of an enum
 
 
 class BarrierConstraint:
@@ -50,7 +46,9 @@ class BarrierConstraint:
         barrier: functions that must stay >= 0. If it moves, the constraint takes the time too: ``safe(x, t)``, or
             ``safe((x, t))`` where one argument is asked for, as by ``layer(f, x=(x, t))``.
         class_k: the α; `linear(1.0)` if None.
-        inputs: limits on the input that hold everywhere, as an `AffineSet` in ``R^n_u``.
+        inputs: limits on the input that hold everywhere, as an `AffineSet` in ``R^n_u``. They are hard. Where no input
+            within them is safe, barriers give way if ``on_infeasible="nearest"`` is asked for, with the status RELAXED:
+            by the least largest violation that the limits allow. Else they are hard too, and that raises or is NaN.
         margin: keep ``h >= margin``; under a `HighOrder` too it is the h at the bottom that keeps it.
         reserve: keep ``dh/dt + α(h) >= reserve``, one number or one per function: what may be lost while an input is
             held, see `hold_reserve`.
@@ -93,7 +91,7 @@ class BarrierConstraint:
         self.disturbance = None if disturbance is None else _not_negative("disturbance", disturbance, system.n_x)
         self._kept = barrier.lowered(margin) if margin else barrier
         self._system = InTime(system) if barrier.moving else system
-        self._limits: dict[tuple[torch.dtype, torch.device, torch.Size], tuple[Tensor, Tensor, Tensor]] = {}
+        self._limits: dict[tuple[torch.dtype, torch.device, torch.Size], tuple[Tensor, Tensor, Tensor, Softness]] = {}
         check_reached(self.barrier, self._system, samples)
         if self.disturbance is not None:
             check_undisturbed(self.barrier, self.disturbance, samples)
@@ -106,11 +104,11 @@ class BarrierConstraint:
         kinds = UPPER * count
         if self.inputs is None:
             lower = bound.new_full((count,), -torch.inf)
-            return AffineSet.from_parts(rows, lower, bound, names, kinds)
-        A, lower, upper = self._limits_like(bound)
+            return AffineSet.from_parts(rows, lower, bound, names, kinds, None, Softness(SOFT_IF_NEAREST * count))
+        A, lower, upper, softness = self._limits_like(bound)
         names += self.inputs.labels or (None,) * self.inputs.m
         parts = torch.cat([rows, A], -2), lower, torch.cat([bound, upper], -1)
-        return AffineSet.from_parts(*parts, names, kinds + self.inputs.row_kinds)
+        return AffineSet.from_parts(*parts, names, kinds + self.inputs.row_kinds, None, softness)
 
     def within(self, limits: AffineSet) -> BarrierConstraint:
         """The same rows with these limits on the input too."""
@@ -143,8 +141,8 @@ class BarrierConstraint:
             raise ConstraintError("The barrier moves, so the set depends on the time: pass (x, t) in place of x.")
         return with_time(x, t)
 
-    def _limits_like(self, bound: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Rows and upper bounds of the limits, and lower bounds of all rows, as the barrier's bounds are."""
+    def _limits_like(self, bound: Tensor) -> tuple[Tensor, Tensor, Tensor, Softness]:
+        """Rows and upper bounds of the limits, lower bounds of all rows, and which may give way, as the bounds are."""
         assert self.inputs is not None
         key = (bound.dtype, bound.device, bound.shape)
         if not is_compiling() and key in self._limits:
@@ -152,7 +150,9 @@ class BarrierConstraint:
         limits, batch = self.inputs.to(bound.device, bound.dtype), bound.shape[:-1]
         below = torch.full(bound.shape[-1:], -torch.inf, dtype=bound.dtype, device=bound.device)
         lower = torch.cat([below, limits.lower])
-        parts = limits.A.expand(*batch, *limits.A.shape), lower, limits.upper.expand(*batch, limits.m)
+        soft = limits.softness or Softness(HARD * limits.m)
+        soft = Softness(SOFT_IF_NEAREST * bound.shape[-1] + soft.kinds, soft.weight)
+        parts = limits.A.expand(*batch, *limits.A.shape), lower, limits.upper.expand(*batch, limits.m), soft
         # What a graph is made of must not leave it, nor what inference mode has made.
         if not is_compiling() and is_concrete(limits.A) and not lower.is_inference():
             if len(self._limits) > 64:  # batches of ever new sizes
@@ -171,7 +171,7 @@ class SafetyFilter(nn.Module):
         constraint: the safe inputs at each state, a `BarrierConstraint` or any function ``x -> AffineSet``.
         timed: the policy takes the time too, ``(x, t) -> u``.
         **options: for the layer, as in `caffnet.project`. With ``on_infeasible="nearest"``, where no input is safe,
-            the input is the one of least violation within the `inputs` of a `BarrierConstraint`: no actuator does more.
+            the barriers of a `BarrierConstraint` give way and its `inputs` do not: no actuator does more.
 
     >>> from caffnet.control import OutsideCircles, Unicycle
     >>> safe = BarrierConstraint(Unicycle(), OutsideCircles([[2.0, 0.0]], [1.0]))
@@ -211,43 +211,14 @@ class SafetyFilter(nn.Module):
 
     def _filter(self, wanted: Tensor, x: Tensor, t: Tensor | float | None) -> Projection:
         try:
-            answer = self.layer.project(wanted, x=x if t is None else (x, t))
+            return self.layer.project(wanted, x=x if t is None else (x, t))
         except InfeasibleError as error:
             raise explain(error) from None
-        safe = self.layer.constraint
-        if not isinstance(safe, BarrierConstraint) or safe.inputs is None:
-            return answer
-        return within_limits(answer, wanted, safe.inputs.m, self.layer.options)
 
 
-def within_limits(answer: Projection, wanted: Tensor, limits: int, options: dict[str, Any]) -> Projection:
-    """The answer with other inputs where nothing is safe: those of least violation that the limits allow.
-
-    Args:
-        answer: of rows that may give way, and then limits, which may not.
-        wanted: the inputs before, ``(..., n_u)``.
-        limits: how many rows the limits are.
-        options: of the answer.
-    """
-    if options.get("on_infeasible") != "nearest":
-        return answer
-    lost = (answer.status == _INFEASIBLE).unsqueeze(-1)
-    if not is_compiling() and is_concrete(lost) and not lost.any():
-        return answer
-    rows = answer.set
-    soft = rows.m - limits
-    weight = torch.ones(rows.m, dtype=rows.dtype, device=rows.device)
-    weight[soft:] = tolerance.UNYIELDING
-    parts = rows.A * weight.unsqueeze(-1), rows.lower * weight, rows.upper * weight
-    nearest = project(wanted, AffineSet.from_parts(*parts, rows.labels, rows.row_kinds), on_infeasible="nearest")
-    parts = rows.A[..., soft:, :], rows.lower[..., soft:], rows.upper[..., soft:]
-    firm = AffineSet.from_parts(*parts, None, rows.row_kinds[soft:])
-    value = project(nearest.value, firm, on_infeasible="nearest", strict=options.get("strict", False)).value
-    return dataclasses.replace(
-        answer,
-        value=torch.where(lost, value, answer.value),
-        active=torch.where(lost, nearest.active, answer.active),
-    )
+def before_limits(rows: AffineSet) -> AffineSet:
+    """The rows, which give way before limits do if the nearest point is asked for, unless they say what gives way."""
+    return rows.soft(when="nearest") if rows.softness is None else rows
 
 
 def explain(error: InfeasibleError) -> InfeasibleError:

@@ -20,6 +20,7 @@ from torch import Tensor
 from caffnet.constraints import AffineSet
 from caffnet.control.distributions import InteriorNormal
 from caffnet.control.interior import BoxTransform, RayTransform, interior_transform
+from caffnet.control.safety import before_limits
 from caffnet.errors import ConstraintError
 from caffnet.projection import project
 
@@ -67,8 +68,8 @@ class ActionSets:
         if self.scaled:  # of a = middle + half s
             shift = rows.A @ self.middle
             parts = rows.A * self.half, rows.lower - shift, rows.upper - shift
-            rows = AffineSet.from_parts(*parts, rows.labels, rows.row_kinds)
-        return (rows & self.limits).to(torch.float32)
+            rows = AffineSet.from_parts(*parts, rows.labels, rows.row_kinds, None, rows.softness)
+        return (before_limits(rows) & self.limits).to(torch.float32)
 
     def transform(self, observations: Any) -> RayTransform | BoxTransform:
         """The map into the interior of the sets at the observations."""

@@ -30,7 +30,7 @@ from caffnet.deploy.scalars import number_text, write_function
 from caffnet.errors import ConstraintError
 from caffnet.layer import CAffine, limit_null
 from caffnet.model import CAffNet
-from caffnet.projection import project_checked
+from caffnet.projection import project_checked, soft_rows
 
 SOURCES = Path(__file__).parent / "sources" / "c"
 _TEMPLATES = ("policy.h", "policy.c", "test_policy.c", "CMakeLists.txt")
@@ -136,6 +136,11 @@ def _read(source: Source, inputs: Tensor | None) -> _Policy:
         raise ConstraintError(f"to_c writes one set that holds for every input, got {set}: index it, set[i].")
     if set.n == 0:
         raise ConstraintError("to_c needs at least one output.")
+    if set.slacks:
+        raise ConstraintError(
+            "to_c does not write the weights of soft rows: use to_onnx or to_aot, which hold them, or rows that are soft "
+            "without a weight."
+        )
     rows = None if layer.constraint is None else _write_rows(layer, x[0])
     options = dataclasses.replace(layer._options, on_infeasible=_status_instead(layer._options.on_infeasible))
     search = choose_search(set.row_kinds, set.n, options.search, options.budget)
@@ -218,6 +223,7 @@ def _data_header(policy: _Policy) -> str:
             f"#define POLICY_SEARCH {code} /* {search} */",
             f"#define POLICY_NORM {'HUGE_VAL' if options.norm == float('inf') else number_text(options.norm)}",
             f"#define POLICY_STRICT {int(options.strict)}",
+            f"#define POLICY_SOFT {_soft_text(policy)} /* 's' for rows that give way where the set is empty, or NULL */",
             f"#define POLICY_NEAREST {int(options.on_infeasible == 'nearest')}",
             f"#define POLICY_METRIC {numbers} /* the numbers of the metric: n if it is diagonal */",
             f"#define POLICY_NULL_LIMIT {number_text(layer.null_limit or 0.0)} /* 0: w has no limit */",
@@ -252,6 +258,12 @@ def _data_header(policy: _Policy) -> str:
             "",
         ]
     )
+
+
+def _soft_text(policy: _Policy) -> str:
+    """The soft rows as C has them."""
+    marks = soft_rows(policy.set, policy.options)
+    return f'"{marks}"' if marks else "NULL"
 
 
 def _data(policy: _Policy) -> str:

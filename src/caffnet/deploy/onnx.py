@@ -101,6 +101,7 @@ def _schema() -> Any:
         type_constraints=[(real, ["tensor(float)", "tensor(double)"], "")],
         attributes=[
             OpSchema.Attribute("row_kinds", text),
+            OpSchema.Attribute("soft", text),
             OpSchema.Attribute("search", whole),
             OpSchema.Attribute("strict", whole),
             OpSchema.Attribute("on_infeasible", text),
@@ -135,6 +136,7 @@ def _translations() -> dict[Any, Any]:
         gradient: str,
         budget: int,
         tolerances,
+        soft: str,
     ):
         numbers = np.array([norm, *tolerances], dtype=np.float64)
         return operator(
@@ -146,6 +148,7 @@ def _translations() -> dict[Any, Any]:
             w,
             metric,
             row_kinds=row_kinds,
+            soft=soft,
             search=native.SEARCHES[search],
             strict=int(strict),
             on_infeasible=on_infeasible,

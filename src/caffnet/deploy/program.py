@@ -148,11 +148,17 @@ class Traced:
             yield
             return
         sample = layer.set_at(x[0])
+        if sample.slacks:
+            raise ConstraintError(
+                "Soft rows with a weight cannot be exported beside rows that come from derivatives: use barriers whose "
+                "gradient is written out, or rows that are soft without a weight."
+            )
         parts = batch_function(lambda one: parts_of(layer.set_at(one)), x[0])
 
         def rows_at(states: Tensor) -> AffineSet:
             A, lower, upper, *metric = parts(states)
-            return AffineSet.from_parts(A, lower, upper, sample.labels, sample.row_kinds, *metric)
+            rest = (sample.labels, sample.row_kinds, metric[0] if metric else None, sample.softness)
+            return AffineSet.from_parts(A, lower, upper, *rest)
 
         layer.constraint = rows_at
         try:

@@ -24,7 +24,7 @@ class Counted:
     def __call__(self, x: Tensor) -> Tensor:
         """The safe inputs."""
         answer = self.driver.project(x)
-        self.lost += int((answer.status == int(Status.INFEASIBLE)).sum())
+        self.lost += int((answer.status == int(Status.RELAXED)).sum())
         self.changed += int((answer.status != int(Status.INSIDE)).sum())
         self.count += answer.status.numel()
         return answer.value

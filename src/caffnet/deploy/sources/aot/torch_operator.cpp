@@ -46,7 +46,7 @@ std::vector<std::string> names_of(c10::string_view packed, int64_t m) {
 /* The error for samples without an answer: it names the first of them, as in Python. */
 void report(const CaffnetBatch &batch, int64_t bad, c10::string_view labels, void *memory) {
     int64_t first = 0;
-    while (batch.status[first] < CAFFNET_INFEASIBLE) first++;
+    while (!CAFFNET_HAS_NO_ANSWER(batch.status[first])) first++;
     TORCH_CHECK(batch.status[first] != CAFFNET_INVALID, "The data of sample ", first, " contain NaN or infinite numbers.");
     std::vector<double> multiplier(static_cast<size_t>(batch.m));
     CaffnetProof proof;
@@ -64,7 +64,7 @@ std::tuple<Tensor, Tensor, Tensor> solve(const Tensor &f_, const std::optional<T
                                          c10::string_view row_kinds,
                                          c10::string_view labels, c10::SymIntArrayRef, c10::string_view search, double norm,
                                          bool strict, c10::string_view on_infeasible, c10::string_view, int64_t,
-                                         at::ArrayRef<double> tolerances) {
+                                         at::ArrayRef<double> tolerances, c10::string_view soft_rows) {
     Tensor f = f_.contiguous(), A = A_.contiguous(), lower = lower_.contiguous(), upper = upper_.contiguous();
     Tensor w = w_ ? w_->contiguous() : Tensor(), metric = metric_ ? metric_->contiguous() : Tensor();
     TORCH_CHECK(tolerances.size() * sizeof(double) == sizeof(CaffnetTolerances),
@@ -84,6 +84,8 @@ std::tuple<Tensor, Tensor, Tensor> solve(const Tensor &f_, const std::optional<T
     }
     std::string kinds(row_kinds);
     batch.kinds = kinds.c_str();
+    std::string soft(soft_rows);
+    batch.soft = soft.empty() ? nullptr : soft.c_str();
     Tensor value = at::empty({batch.samples, batch.n}, f.options());
     Tensor status = at::empty({batch.samples}, f.options().dtype(at::kChar));
     Tensor active = at::empty({batch.samples, batch.m}, f.options().dtype(at::kChar));

@@ -106,7 +106,7 @@ int policy_project(PolicyMemory *memory, const policy_real *f, const policy_real
     batch.search = POLICY_SEARCH, batch.strict = POLICY_STRICT, batch.nearest = POLICY_NEAREST;
     batch.norm = POLICY_NORM, batch.t = policy_tolerances;
     batch.f = f, batch.w = w;
-    batch.kinds = policy_kinds;
+    batch.kinds = policy_kinds, batch.soft = POLICY_SOFT;
 #if POLICY_FIXED
     (void)x;
     batch.A = policy_A, batch.lower = policy_lower, batch.upper = policy_upper;

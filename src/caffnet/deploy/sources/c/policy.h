@@ -4,7 +4,7 @@
 
      static PolicyMemory memory;              zero at the start
      PolicyAnswer answer;
-     if (policy_step(&memory, x, NULL, &answer) >= CAFFNET_INFEASIBLE) stop_the_robot();
+     if (CAFFNET_HAS_NO_ANSWER(policy_step(&memory, x, NULL, &answer))) stop_the_robot();
 
    Time is bounded: POLICY_MOST_STEPS in policy_data.h. */
 #ifndef POLICY_H
@@ -20,7 +20,7 @@ extern "C" {
 typedef struct {
     policy_real value[POLICY_OUTPUTS];
     double violation;                     /* the largest of all rows, in their units, measured from the data */
-    int32_t status;                       /* CAFFNET_INSIDE, _PROJECTED, _WITHIN_TOL, _INFEASIBLE or _INVALID */
+    int32_t status;                       /* CAFFNET_INSIDE, _PROJECTED, _WITHIN_TOL, _RELAXED, _INFEASIBLE or _INVALID */
     int8_t active[POLICY_ROWS_OR_1];      /* the rows that the value was put on: +1 upper bound, -1 lower, else 0 */
 } PolicyAnswer;
 
@@ -37,8 +37,8 @@ typedef struct {
 } PolicyMemory;
 
 /* The layer: raw output f, null-space vector w or NULL, the input x (NULL where the rows do not depend on it).
-   Returns the status. From CAFFNET_INFEASIBLE on there is no point in the set: the value then is NaN, or with
-   on_infeasible="nearest" the point of least violation (NaN for INVALID data). */
+   Returns the status. RELAXED: soft rows gave way, hard ones hold. INFEASIBLE: there is no point in the set; the value
+   then is NaN, or with on_infeasible="nearest" the point of least violation. INVALID: data are NaN, so is the value. */
 int policy_project(PolicyMemory *memory, const policy_real *f, const policy_real *w, const policy_real *x,
                    PolicyAnswer *answer);
 

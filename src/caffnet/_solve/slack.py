@@ -1,0 +1,53 @@
+"""Rows that give way at the price of a weight: their slacks are outputs of their own.
+
+    min 1/2 |y - f|_M² + 1/2 Σ weight_i slack_i²   with   lower_i <= a_i y - slack_i <= upper_i   for the soft rows i
+
+is the projection of ``(f, 0)`` on rows ``(a_i, -e_i)`` in the metric ``diag(M, weight)``: the same strictly convex
+problem with one more output for each soft row. So everything holds for it: searches, `strict`, w (which is 0 in the
+slacks), gradients, also for the weight. A slack is counted in units of its row, the power of two near ``|a_i|_1``; that
+keeps the rows well scaled and changes no bit.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from caffnet._solve.face import times_power, unit_exponent
+from caffnet._solve.problem import Problem, is_diagonal
+
+
+def widen(p: Problem, weighted: Tensor, weight: Tensor) -> Problem:
+    """The problem with a slack for each row that has a weight.
+
+    Args:
+        p: the problem, in which these rows are like the others.
+        weighted: the indices of these rows, ``(k,)``.
+        weight: their weights, ``(B, k)``, or ``(k,)`` for all samples.
+    """
+    n, k = p.f.shape[-1], weighted.shape[0]
+    rows = p.A.index_select(-2, weighted).detach()
+    exponent = -unit_exponent(rows)
+    unit = times_power(torch.ones_like(exponent), exponent)
+    slots = torch.nn.functional.one_hot(weighted, p.A.shape[-2]).mT.to(p.A.dtype)  # (m, k)
+    A = torch.cat([p.A, -slots * unit.unsqueeze(-2)], -1)
+    price = weight * unit * unit
+    zero = p.f.new_zeros(*p.f.shape[:-1], k)
+    w = None if p.w is None else torch.cat([p.w, zero], -1)
+    return p.replace_tensors(
+        torch.cat([p.f, zero], -1), w, A, p.lower, p.upper, _join(p.metric, price.unsqueeze(-2), n)
+    )
+
+
+def _join(metric: Tensor | None, price: Tensor, n: int) -> Tensor:
+    """``diag(M, price)``, diagonal if M is."""
+    batch, k = price.shape[:-2], price.shape[-1]
+    if metric is None:
+        metric = price.new_ones(1, n)
+    batch = torch.broadcast_shapes(metric.shape[:-2], batch)
+    metric, price = (t.expand(*batch, *t.shape[-2:]) for t in (metric, price))
+    if is_diagonal(metric):
+        return torch.cat([metric, price], -1)
+    corner = metric.new_zeros(*batch, n, k)
+    below = torch.cat([corner.mT, torch.diag_embed(price.squeeze(-2))], -1)
+    return torch.cat([torch.cat([metric, corner], -1), below], -2)
