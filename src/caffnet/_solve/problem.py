@@ -27,6 +27,7 @@ class Status(enum.IntEnum):
         tolerance, as where rows exclude each other by rounding.
     INFEASIBLE: no point satisfies the rows of this sample; proven in exact arithmetic.
     INVALID: the data of this sample contain NaN or infinities.
+    UNBOUNDED: the objective of a quadratic program falls without end along a direction of the set.
     """
 
     INSIDE = 0
@@ -34,6 +35,7 @@ class Status(enum.IntEnum):
     WITHIN_TOL = 2
     INFEASIBLE = 3
     INVALID = 4
+    UNBOUNDED = 5
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,272 @@
+"""The minimum of ``y'Qy/2 + q'y`` on a set where Q may be singular or zero: a linear or convex quadratic program.
+
+Where Q is positive definite the kernel finds and proves the minimum at once. Else a sequence of such problems leads there,
+
+    y <- y + argmin  x'(Q + ε I)x/2 + (Qy + q)'x   with   lower - A y <= A x <= upper - A y,
+
+the proximal-point method. Its every step is a projection; for ``Q = 0`` that of ``y - q/ε``. Each face that it comes by is
+asked for the minimum itself: multipliers λ with ``Qy + q + Aᵀλ = 0`` and the right signs prove one, and the sequence ends,
+exactly, not in a limit. For a linear program it must: the steps end after finitely many (Rockafellar 1976), and one is
+enough once ε is small. What is asked of a proof is in `proves`. Rounding in Q that no proof survives, a nearly singular Q
+that the kernel took for a definite one, is dealt with by the same steps with ``ε = 0``: they begin again at y, with what is
+left of the objective there.
+
+**Without a minimum.** The objective falls without end on a set that has a point if and only if a direction d has
+``Qd = 0``, ``q'd < 0`` and stays inside: ``A d <= 0`` at upper bounds and ``>= 0`` at lower ones. These d are a cone.
+Its point nearest to ``-q`` is such a direction, or 0 if there is none.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from caffnet import tolerance
+from caffnet._solve import run
+from caffnet._solve.face import dot
+from caffnet._solve.problem import Answer, Options, Problem, Status, is_diagonal
+from caffnet._solve.stationary import apply, full, pull
+
+_ROUNDS = 60
+_ASKED_FOR_A_RAY = 2  # the round after which a sample without a minimum is looked into
+_REFINED = 3  # times that multipliers are refined before they are judged
+_QUIET = Options(search="active", on_infeasible="nan")
+
+
+@dataclasses.dataclass
+class Minimum:
+    """What was found.
+
+    Attributes:
+        answer: the points.
+        multipliers: ``(B, m)``; NaN where there is no minimum.
+        ray: a direction in which the objective falls without end, ``(B, n)``; zero where there is none.
+        definite: whether Q is positive definite in every sample.
+    """
+
+    answer: Answer
+    multipliers: Tensor
+    ray: Tensor
+    definite: bool
+
+
+def minimise(problem: Problem, nearest: bool, start: Tensor | None = None) -> Minimum:
+    """Minimise over every sample; nothing is raised.
+
+    Args:
+        problem: q in place of f, Q as the metric; None for zero.
+        nearest: whether samples without a point get that of least violation, not NaN.
+        start: rows to begin with, ``(B, m)``, int8.
+    """
+    options = Options(search="active", on_infeasible="nearest" if nearest else "nan")
+    samples, m = len(problem.f), problem.A.shape[-2]
+    if problem.metric is not None:
+        answer, multipliers = run.minimise(problem, options, start)
+        unproven = (answer.status <= Status.WITHIN_TOL) & multipliers.isnan().any(-1)
+        indefinite = answer.status == Status.INVALID
+    else:
+        answer = Answer(
+            torch.zeros_like(problem.f),
+            problem.f.new_full((samples,), Status.INVALID, dtype=torch.int8),
+            problem.f.new_zeros(samples, m, dtype=torch.int8) if start is None else start.clone(),
+        )
+        multipliers = problem.f.new_full((samples, m), torch.nan)
+        unproven, indefinite = answer.status < 0, answer.status > 0
+    found = Minimum(answer, multipliers, torch.zeros_like(answer.value), not indefinite.any())
+    if indefinite.any():
+        indefinite = indefinite & convex(problem)
+    for which, damped in ((unproven, False), (indefinite, True)):
+        if which.any():
+            _descend(problem, found, which.nonzero().squeeze(-1), damped, options)
+    return found
+
+
+def _at(p: Problem, places: Tensor, double: bool = True) -> Problem:
+    """Some samples of a problem, in double precision; what all share stays as it is."""
+    tensors = [
+        t if t is None or t.ndim == core else t[places]
+        for t, core in zip(p.tensors, (1, 1, 2, 1, 1, 2), strict=True)
+    ]
+    if double:
+        tensors = [None if t is None else t.double() for t in tensors]
+    return p.replace_tensors(*tensors)  # pyright: ignore[reportArgumentType]
+
+
+def _descend(problem: Problem, found: Minimum, places: Tensor, damped: bool, options: Options) -> None:
+    """Take the samples at these places down to their minimum; what is found is written into `found`."""
+    answer, p = found.answer, _at(problem, places)
+    # The kernel was near, or there is no point yet.
+    y = torch.zeros_like(p.f) if damped else answer.value[places].double()
+    side = answer.active[places]
+    for number in range(_ROUNDS):
+        metric, room = _damping(p, y, number, damped)
+        y, side, status = _step(p, y, side, metric, room)
+        y, multipliers, proven = _ask(p, y, side, metric)
+        done = proven
+        if number == 0:
+            lost = status > Status.WITHIN_TOL
+            if lost.any():  # no point: nothing to minimise
+                empty = _at(problem, places[lost], double=False)
+                none = run.solve(empty._replace(f=torch.zeros_like(empty.f), metric=None), options)
+                answer.value[places[lost]], answer.active[places[lost]] = none.value, none.active
+                answer.status[places[lost]] = none.status
+                proven, done = proven & ~lost, proven | lost
+        if number == _ASKED_FOR_A_RAY:
+            ray = _fall(p, ~done)
+            endless = (ray != 0).any(-1)
+            found.ray[places] = ray.to(found.ray.dtype)
+            answer.value[places[endless]], answer.active[places[endless]] = torch.nan, 0
+            answer.status[places[endless]] = Status.UNBOUNDED
+            done = done | endless
+        ready = proven | ~done if number == _ROUNDS - 1 else proven
+        if ready.any():
+            _finish(problem, found, places[ready], y[ready], side[ready], multipliers[ready], proven[ready])
+        if done.all():
+            return
+        if done.any():
+            keep = (~done).nonzero().squeeze(-1)
+            places, p, y, side = places[keep], _at(p, keep), y[keep], side[keep]
+
+
+def _finish(
+    problem: Problem, found: Minimum, places: Tensor, y: Tensor, side: Tensor, multipliers: Tensor, proven: Tensor
+) -> None:
+    """Write points in the user's numbers, put onto their rows, with their multipliers."""
+    own, answer = _at(problem, places, double=False), found.answer
+    near = run.solve(own._replace(f=y.to(own.f.dtype), metric=None), _QUIET)
+    status = torch.where((side == 0).all(-1), Status.INSIDE, Status.PROJECTED)
+    answer.status[places] = torch.where(proven, status, Status.WITHIN_TOL).to(torch.int8)
+    answer.value[places], answer.active[places] = near.value, side
+    found.multipliers[places] = multipliers.to(found.multipliers.dtype)
+
+
+def convex(p: Problem) -> Tensor:
+    """Whether Q has no eigenvalue below zero, but for rounding, ``(B,)``."""
+    if p.metric is None:
+        return torch.ones(len(p.f), dtype=torch.bool, device=p.f.device)
+    numbers = p.metric.isfinite().all((-1, -2))
+    Q = torch.where(numbers[..., None, None], p.metric, 0.0)
+    sizes = Q.squeeze(-2) if is_diagonal(Q) else torch.linalg.eigvalsh((Q + Q.mT) / 2)
+    least = -tolerance.flat(Q.dtype, Q.shape[-1]) * sizes.abs().amax(-1)
+    return (numbers & (sizes.amin(-1) >= least)).expand(len(p.f))
+
+
+# ------------------------------------------------------------------------------------------------- one step
+
+
+def _damping(p: Problem, y: Tensor, number: int, damped: bool) -> tuple[Tensor | None, Tensor]:
+    """``Q + ε I``, or None where Q is zero, and ``1/ε``, ``(B, 1)``: how far a step goes, relative to the slope.
+
+    What the batch shares stays shared.
+    """
+    # The room around y: the median distance to its rows, which far-away bounds do not change.
+    value, length = _values(p.A, y), dot(p.A, p.A).sqrt()
+    distance = torch.cat([(p.upper - value) / length, (value - p.lower) / length], -1).abs()
+    size = torch.where(distance.isfinite(), distance, torch.nan).nanmedian(-1).values.nan_to_num(0.0)
+    size = size + y.abs().amax(-1)
+    steep = _slope(p, y).abs().amax(-1).clamp_min(torch.finfo(y.dtype).tiny)
+    far = tolerance.PROXIMAL * 8.0 ** min(number, 5) * torch.where(size > 0, size, 1.0) / steep
+    Q = p.metric
+    if Q is None:
+        return None, far.unsqueeze(-1)
+    if not damped and number < _ROUNDS // 2:
+        return Q, far.unsqueeze(-1)
+    top = Q.abs().amax((-1, -2))
+    most, least = (share * torch.where(top > 0, top, 1.0) for share in tolerance.DAMPING)
+    ε = torch.minimum(torch.maximum(1 / (far if Q.ndim == 3 else far.median()), least), most)[..., None, None]
+    return Q + ε * (torch.ones_like(Q) if is_diagonal(Q) else torch.eye(Q.shape[-1]).to(Q)), far.unsqueeze(-1)
+
+
+def _step(
+    p: Problem, y: Tensor, side: Tensor, metric: Tensor | None, far: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The next point, its rows, and how they were found; the same ones where rounding is in the way."""
+    value, slope = _values(p.A, y), _slope(p, y)
+    here = p._replace(f=slope, lower=p.lower - value, upper=p.upper - value, metric=metric)
+    if metric is None:
+        found = run.solve(here._replace(f=-far * slope), _QUIET, side)
+    else:
+        found, _ = run.minimise(here, _QUIET, side)
+    good = (found.status <= Status.WITHIN_TOL).unsqueeze(-1)
+    return torch.where(good, y + found.value, y), torch.where(good, found.active, side), found.status
+
+
+def _values(A: Tensor, y: Tensor) -> Tensor:
+    return y @ A.mT if A.ndim == 2 else (A @ y.unsqueeze(-1)).squeeze(-1)
+
+
+def _slope(p: Problem, y: Tensor) -> Tensor:
+    return p.f if p.metric is None else apply(p.metric, y) + p.f
+
+
+# ------------------------------------------------------------------------------------------------- proofs
+
+
+def _ask(p: Problem, y: Tensor, side: Tensor, metric: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Ask a face for the minimum: the point, its multipliers, and whether they prove it.
+
+    The multipliers alone are looked for first; where they do not prove the point, it is moved along its face as well.
+    """
+    face, system = Answer(y, side.new_zeros(len(y)), side), p._replace(f=torch.zeros_like(y), metric=metric)
+    bound = torch.where(side > 0, p.upper, torch.where(side < 0, p.lower, 0.0))
+    point, multipliers = y, torch.zeros_like(bound)
+    proven = torch.zeros(len(y), dtype=torch.bool, device=y.device)
+    for moved in (False, True) if p.metric is not None else (False,):
+        at, pulled = y, torch.zeros_like(bound)
+        for _ in range(_REFINED):
+            miss = -(_slope(p, at) + pull(p.A, pulled))
+            right = torch.where(side != 0, bound - _values(p.A, at), 0.0) if moved else None
+            step, more = run.solve_system(system, face, miss, right)
+            pulled, at = pulled + more, at + step if moved else at
+        pulled = torch.where((p.lower == p.upper) | (pulled * side >= 0), pulled, 0.0)
+        now = proves(p, at, pulled, feasible=moved)
+        taken = (now & ~proven if moved else torch.ones_like(now)).unsqueeze(-1)
+        point, multipliers = torch.where(taken, at, point), torch.where(taken, pulled, multipliers)
+        proven = proven | now
+        if proven.all():
+            break
+    return point, multipliers, proven
+
+
+def proves(p: Problem, y: Tensor, multipliers: Tensor, feasible: bool = False) -> Tensor:
+    """Whether multipliers of the right signs prove the minimum: ``Qy + q + Aᵀλ`` is rounding of its terms, ``(B,)``.
+
+    With `feasible`, the rows are looked at as well.
+    """
+    n, share = y.shape[-1], tolerance.feasibility(y.dtype, y.shape[-1])
+    size = p.f.abs() + pull(p.A.abs(), multipliers.abs())
+    if p.metric is not None:
+        size = size + apply(p.metric.abs(), y.abs())
+    miss = (_slope(p, y) + pull(p.A, multipliers)).abs()
+    passed = (miss <= share * size + tolerance.underflow(y.dtype)).all(-1)
+    if not feasible:
+        return passed
+    value = _values(p.A, y)
+    room = 2 * share * (p.A.abs().sum(-1) * y.abs().amax(-1, keepdim=True) + value.abs()) + tolerance.underflow(y.dtype)
+    return passed & ((value <= p.upper + room) & (value >= p.lower - room)).all(-1) if n else passed
+
+
+def _fall(p: Problem, which: Tensor) -> Tensor:
+    """A direction in which the objective falls without end, ``(B, n)``, of samples in question; else zero."""
+    falls = torch.zeros_like(p.f)
+    some = which.nonzero().squeeze(-1)
+    p = _at(p, some)
+    n = p.f.shape[-1]
+    A, low, high = p.A, torch.where(p.lower > -torch.inf, 0.0, p.lower), torch.where(p.upper < torch.inf, 0.0, p.upper)
+    if p.metric is not None:  # the directions with curvature, as equalities
+        sizes, along = torch.linalg.eigh(full(p.metric, p.A))
+        curved = sizes > tolerance.flat(sizes.dtype, n) * sizes.amax(-1, keepdim=True)
+        rows = torch.where(curved.unsqueeze(-1), along.mT, 0.0)
+        batch = rows.shape[:-2] or A.shape[:-2]
+        A = torch.cat([A.expand(*batch, *A.shape[-2:]), rows.expand(*batch, n, n)], -2)
+        zero = low.new_zeros(n)
+        low, high = (torch.cat([t, zero.expand(*t.shape[:-1], n)], -1) for t in (low, high))
+    scale = p.f.abs().amax(-1, keepdim=True)
+    goal = -p.f / torch.where(scale > 0, scale, 1.0)
+    cone = Problem(goal, None, A, low, high, None, "B" * A.shape[-2], None, (len(goal),))
+    d = run.solve(cone, _QUIET).value.nan_to_num(0.0)
+    steep = d.abs().amax(-1, keepdim=True) > tolerance.RAY
+    falls[some] = torch.where(steep, d, 0.0)
+    return falls
