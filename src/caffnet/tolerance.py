@@ -102,13 +102,14 @@ def flat(dtype: torch.dtype, n: int) -> float:
     return 8 * max(n, 1) * torch.finfo(dtype).eps
 
 
-#: A step of the proximal sequence goes this many times the room around the point, at first. Far enough that one step
-#: mostly ends a linear program, near enough to leave a dozen digits to the rows.
-PROXIMAL = 64.0
+#: How far the steps of the proximal sequence go, in turn, in units of the room around the point. A far one comes near the
+#: end of a linear program, mostly at once, but its rows are told apart with an error of so many units in the last
+#: place; a near one, from there, tells them apart.
+PROXIMAL = tuple(2.0**k for k in (8, -6, 16, -6, 24, -6))
 
-#: The most and the least of the damping ε of that sequence, as shares of the largest entry of Q: enough to factorise
+#: The least and the most of the damping ε of that sequence, as shares of the largest entry of Q: enough to factorise
 #: ``Q + ε I``, whose rounding errors are then below a part in 1e8, and so little that curvature hardly feels it.
-DAMPING = 2.0**-12, 2.0**-26
+DAMPING = 2.0**-26, 2.0**-12
 
 #: A direction in which the objective falls without end is no shorter than this, for a largest entry of q of 1. What
 #: rounding leaves of none is 1e-16 times the condition of the rows.

@@ -69,10 +69,12 @@ FN void stationarity(const CaffnetBatch *batch, int64_t b, const Work *work, con
     for (Index j = 0; j < n; j++) dual->miss[j] += dual->low[j];
 }
 
-/* Whether what is missed is rounding of its terms. */
+/* Whether what is missed is rounding of its terms; a multiplier that should vanish is rounding of the others. */
 FN int is_stationary(const Work *work, const Dual *dual) {
-    for (Index j = 0; j < work->rows.n; j++)
-        if (!(fabs(dual->miss[j]) <= work->t.feasibility * dual->size[j] + work->t.underflow)) return 0;
+    Index n = work->rows.n;
+    double least = (work->single ? 0x1p-23 : 0x1p-52) * largest(dual->size, n) + work->t.underflow;
+    for (Index j = 0; j < n; j++)
+        if (!(fabs(dual->miss[j]) <= work->t.feasibility * dual->size[j] + least)) return 0;
     return 1;
 }
 

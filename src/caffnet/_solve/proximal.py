@@ -2,14 +2,13 @@
 
 Where Q is positive definite the kernel finds and proves the minimum at once. Else a sequence of such problems leads there,
 
-    y <- y + argmin  x'(Q + ε I)x/2 + (Qy + q)'x   with   lower - A y <= A x <= upper - A y,
+    y <- argmin  x'(Q + ε I)x/2 + (q - ε y)'x   over x in the set,
 
 the proximal-point method. Its every step is a projection; for ``Q = 0`` that of ``y - q/ε``. Each face that it comes by is
 asked for the minimum itself: multipliers λ with ``Qy + q + Aᵀλ = 0`` and the right signs prove one, and the sequence ends,
 exactly, not in a limit. For a linear program it must: the steps end after finitely many (Rockafellar 1976), and one is
-enough once ε is small. What is asked of a proof is in `proves`. Rounding in Q that no proof survives, a nearly singular Q
-that the kernel took for a definite one, is dealt with by the same steps with ``ε = 0``: they begin again at y, with what is
-left of the objective there.
+enough once ε is small. What is asked of a proof is in `proves`. A Q that is definite, but so nearly singular that the
+kernel found no proof, is given to it again as a problem in the distance to y, whose numbers are smaller.
 
 **Without a minimum.** The objective falls without end on a set that has a point if and only if a direction d has
 ``Qd = 0``, ``q'd < 0`` and stays inside: ``A d <= 0`` at upper bounds and ``>= 0`` at lower ones. These d are a cone.
@@ -31,6 +30,7 @@ from caffnet._solve.stationary import apply, full, pull
 
 _ROUNDS = 60
 _ASKED_FOR_A_RAY = 2  # the round after which a sample without a minimum is looked into
+_RESTARTS = 4  # of a problem that is definite, but not to rounding, before it is damped
 _REFINED = 3  # times that multipliers are refined before they are judged
 _QUIET = Options(search="active", on_infeasible="nan")
 
@@ -101,11 +101,15 @@ def _descend(problem: Problem, found: Minimum, places: Tensor, damped: bool, opt
     y = torch.zeros_like(p.f) if damped else answer.value[places].double()
     side = answer.active[places]
     for number in range(_ROUNDS):
-        metric, room = _damping(p, y, number, damped)
-        y, side, status = _step(p, y, side, metric, room)
+        if damped or number >= _RESTARTS:
+            metric, ε = _damping(p, y, number)
+            y, side, status = _step(p, y, side, metric, ε)
+        else:
+            metric = p.metric
+            y, side, status = _restart(p, y, side)
         y, multipliers, proven = _ask(p, y, side, metric)
         done = proven
-        if number == 0:
+        if number == 0 and damped:
             lost = status > Status.WITHIN_TOL
             if lost.any():  # no point: nothing to minimise
                 empty = _at(problem, places[lost], double=False)
@@ -156,39 +160,40 @@ def convex(p: Problem) -> Tensor:
 # ------------------------------------------------------------------------------------------------- one step
 
 
-def _damping(p: Problem, y: Tensor, number: int, damped: bool) -> tuple[Tensor | None, Tensor]:
-    """``Q + ε I``, or None where Q is zero, and ``1/ε``, ``(B, 1)``: how far a step goes, relative to the slope.
-
-    What the batch shares stays shared.
-    """
+def _damping(p: Problem, y: Tensor, number: int) -> tuple[Tensor | None, Tensor]:
+    """``Q + ε I``, or None where Q is zero, and ε, ``(B, 1)`` or ``(1, 1)`` for a Q that the batch shares."""
     # The room around y: the median distance to its rows, which far-away bounds do not change.
     value, length = _values(p.A, y), dot(p.A, p.A).sqrt()
     distance = torch.cat([(p.upper - value) / length, (value - p.lower) / length], -1).abs()
-    size = torch.where(distance.isfinite(), distance, torch.nan).nanmedian(-1).values.nan_to_num(0.0)
-    size = size + y.abs().amax(-1)
+    room = torch.where(distance.isfinite(), distance, torch.nan).nanmedian(-1).values.nan_to_num(0.0)
+    room = room + y.abs().amax(-1)
     steep = _slope(p, y).abs().amax(-1).clamp_min(torch.finfo(y.dtype).tiny)
-    far = tolerance.PROXIMAL * 8.0 ** min(number, 5) * torch.where(size > 0, size, 1.0) / steep
+    far = tolerance.PROXIMAL[number % len(tolerance.PROXIMAL)] * torch.where(room > 0, room, 1.0)
     Q = p.metric
     if Q is None:
-        return None, far.unsqueeze(-1)
-    if not damped and number < _ROUNDS // 2:
-        return Q, far.unsqueeze(-1)
+        return None, (steep / far).unsqueeze(-1)
     top = Q.abs().amax((-1, -2))
-    most, least = (share * torch.where(top > 0, top, 1.0) for share in tolerance.DAMPING)
-    ε = torch.minimum(torch.maximum(1 / (far if Q.ndim == 3 else far.median()), least), most)[..., None, None]
-    return Q + ε * (torch.ones_like(Q) if is_diagonal(Q) else torch.eye(Q.shape[-1]).to(Q)), far.unsqueeze(-1)
+    least, most = (share * torch.where(top > 0, top, 1.0) for share in tolerance.DAMPING)
+    ε = torch.minimum(torch.maximum(steep / far if Q.ndim == 3 else (steep / far).median(), least), most)
+    one = torch.ones_like(Q) if is_diagonal(Q) else torch.eye(Q.shape[-1]).to(Q)
+    return Q + ε[..., None, None] * one, ε.reshape(-1, 1)
 
 
-def _step(
-    p: Problem, y: Tensor, side: Tensor, metric: Tensor | None, far: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+def _step(p: Problem, y: Tensor, side: Tensor, metric: Tensor | None, ε: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The next point, its rows, and how they were found; the same ones where rounding is in the way."""
-    value, slope = _values(p.A, y), _slope(p, y)
-    here = p._replace(f=slope, lower=p.lower - value, upper=p.upper - value, metric=metric)
     if metric is None:
-        found = run.solve(here._replace(f=-far * slope), _QUIET, side)
+        found = run.solve(p._replace(f=y - p.f / ε), _QUIET, side)
     else:
-        found, _ = run.minimise(here, _QUIET, side)
+        found, _ = run.minimise(p._replace(f=p.f - ε * y, metric=metric), _QUIET, side)
+    good = (found.status <= Status.WITHIN_TOL).unsqueeze(-1)
+    return torch.where(good, found.value, y), torch.where(good, found.active, side), found.status
+
+
+def _restart(p: Problem, y: Tensor, side: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The problem in ``x = y' - y``, whose numbers are smaller, solved from there."""
+    value = _values(p.A, y)
+    here = p._replace(f=_slope(p, y), lower=p.lower - value, upper=p.upper - value)
+    found, _ = run.minimise(here, _QUIET, side)
     good = (found.status <= Status.WITHIN_TOL).unsqueeze(-1)
     return torch.where(good, y + found.value, y), torch.where(good, found.active, side), found.status
 
@@ -240,7 +245,9 @@ def proves(p: Problem, y: Tensor, multipliers: Tensor, feasible: bool = False) -
     if p.metric is not None:
         size = size + apply(p.metric.abs(), y.abs())
     miss = (_slope(p, y) + pull(p.A, multipliers)).abs()
-    passed = (miss <= share * size + tolerance.underflow(y.dtype)).all(-1)
+    # A multiplier that should vanish is of the size of the last place of the others.
+    least = torch.finfo(y.dtype).eps * size.amax(-1, keepdim=True) + tolerance.underflow(y.dtype)
+    passed = (miss <= share * size + least).all(-1)
     if not feasible:
         return passed
     value = _values(p.A, y)
