@@ -13,7 +13,7 @@ from caffnet._solve import proximal, stationary
 from caffnet._solve.infeasible import report, sample_index
 from caffnet._solve.prepare import Prepared
 from caffnet._solve.problem import Options, Problem, Status, check_options
-from caffnet._solve.tracing import are_concrete, in_forward_mode
+from caffnet._solve.tracing import in_forward_mode, may_branch
 from caffnet.constraints import AffineSet, ArrayLike
 from caffnet.errors import ConstraintError, UnboundedError
 from caffnet.optimality import Residuals, residuals
@@ -51,7 +51,6 @@ class Solution(Projection):
         return residuals(self.value.detach(), self.multipliers.detach(), self.set, Q, self.q.detach())
 
 
-@torch.compiler.disable
 def solve_qp(
     Q: ArrayLike | None,
     q: Tensor,
@@ -108,9 +107,10 @@ def solve_qp(
     rows = _rows(q, set, dict(G=G, h=h, A=A, b=b, lb=lb, ub=ub))
     constraints, batch = validate(q, _with_objective(rows, Q, q), None, options, "q")
     problem = flatten(constraints, q, None, batch)
-    if not are_concrete(problem.tensors) or in_forward_mode():
+    if not may_branch(*problem.tensors) or in_forward_mode():
         raise ConstraintError(
-            "solve_qp has no forward mode and cannot be mapped or traced: give q, Q and the set batch axes instead of vmap."
+            "solve_qp has no forward mode and cannot be mapped or traced: give q, Q and the set batch axes instead of "
+            "vmap, and call it outside of compiled functions."
         )
     if start is not None:
         start = start_lines(start, batch, constraints.m)

@@ -103,7 +103,7 @@ def _descend(problem: Problem, found: Minimum, places: Tensor, damped: bool, opt
     for number in range(_ROUNDS):
         if damped or number >= _RESTARTS:
             metric, ε = _damping(p, y, number)
-            y, side, status = _step(p, y, side, metric, ε)
+            y, side, status = _step(p, y, side, metric, ε, first=number == 0)
         else:
             metric = p.metric
             y, side, status = _restart(p, y, side)
@@ -179,13 +179,19 @@ def _damping(p: Problem, y: Tensor, number: int) -> tuple[Tensor | None, Tensor]
     return Q + ε[..., None, None] * one, ε.reshape(-1, 1)
 
 
-def _step(p: Problem, y: Tensor, side: Tensor, metric: Tensor | None, ε: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The next point, its rows, and how they were found; the same ones where rounding is in the way."""
+def _step(
+    p: Problem, y: Tensor, side: Tensor, metric: Tensor | None, ε: Tensor, first: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The next point, its rows, and how they were found; the same ones where rounding leads up instead of down."""
     if metric is None:
         found = run.solve(p._replace(f=y - p.f / ε), _QUIET, side)
     else:
         found, _ = run.minimise(p._replace(f=p.f - ε * y, metric=metric), _QUIET, side)
-    good = (found.status <= Status.WITHIN_TOL).unsqueeze(-1)
+    good = found.status <= Status.WITHIN_TOL
+    if not first:
+        before, now = _objective(p, y), _objective(p, found.value)
+        good = good & (now <= before + tolerance.optimal(y.dtype) * before.abs())
+    good = good.unsqueeze(-1)
     return torch.where(good, found.value, y), torch.where(good, found.active, side), found.status
 
 
@@ -200,6 +206,10 @@ def _restart(p: Problem, y: Tensor, side: Tensor) -> tuple[Tensor, Tensor, Tenso
 
 def _values(A: Tensor, y: Tensor) -> Tensor:
     return y @ A.mT if A.ndim == 2 else (A @ y.unsqueeze(-1)).squeeze(-1)
+
+
+def _objective(p: Problem, y: Tensor) -> Tensor:
+    return dot(_slope(p, y) + p.f, y) / 2
 
 
 def _slope(p: Problem, y: Tensor) -> Tensor:
