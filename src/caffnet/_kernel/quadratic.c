@@ -69,12 +69,12 @@ FN void stationarity(const CaffnetBatch *batch, int64_t b, const Work *work, con
     for (Index j = 0; j < n; j++) dual->miss[j] += dual->low[j];
 }
 
-/* Whether what is missed is rounding of its terms; a multiplier that should vanish is rounding of the others. */
-FN int is_stationary(const Work *work, const Dual *dual) {
+/* Whether what is missed is at most a `share` of its terms; a multiplier that should vanish is rounding of the others. */
+FN int is_stationary(const Work *work, const Dual *dual, double share) {
     Index n = work->rows.n;
     double least = (work->single ? 0x1p-23 : 0x1p-52) * largest(dual->size, n) + work->t.underflow;
     for (Index j = 0; j < n; j++)
-        if (!(fabs(dual->miss[j]) <= work->t.feasibility * dual->size[j] + least)) return 0;
+        if (!(fabs(dual->miss[j]) <= share * dual->size[j] + least)) return 0;
     return 1;
 }
 
@@ -100,23 +100,43 @@ FN void refine_minimum(Work *work, Metric *metric, Dual *dual) {
     }
 }
 
-/* Refine the minimum in work->y on the white face, and put it on the user's rows; its worth. `proven`: it is the minimum. */
+/* Refine work->y and its multipliers on the white face until what they miss is rounding. */
+FN void refine_fully(const CaffnetBatch *batch, int64_t b, Work *work, Metric *metric, Dual *dual) {
+    for (int again = 0; again < 6; again++) {
+        stationarity(batch, b, work, metric, dual);
+        if (again > 0 && is_stationary(work, dual, 0x1p-52)) return; /* the first one finds the multipliers */
+        refine_minimum(work, metric, dual);
+    }
+}
+
+/* Let go of rows whose multiplier has the wrong sign, by rounding: rows that pull by nothing. Whether there were any. */
+FN int release(Work *work, Metric *metric, Dual *dual) {
+    Face *face = &metric->work.face;
+    int any = 0;
+    for (Index j = face->k - 1; j >= face->base; j--) {
+        Index i = face->rows[j];
+        if (dual->lambda[i] * (double)face->sides[j] >= 0.0) continue;
+        drop(face, j, work->rows.n);
+        dual->lambda[i] = 0.0;
+        metric->active[i] = work->face.held[i] = 0;
+        any = 1;
+    }
+    return any;
+}
+
+/* Refine the minimum in work->y, and put it on the user's rows; its worth. `proven`: it is the minimum. */
 FN int polish(const CaffnetBatch *batch, int64_t b, Work *work, Metric *metric, Dual *dual, int *proven) {
     const Rows *s = &work->rows;
-    int8_t *held = metric->active;
-    int stationary = 0;
     for (Index i = 0; i < s->m; i++) dual->lambda[i] = 0.0;
-    for (int again = 0; again < 8 && !stationary; again++) {
-        stationarity(batch, b, work, metric, dual);
-        stationary = again > 0 && is_stationary(work, dual); /* the first one finds the multipliers */
-        if (!stationary) refine_minimum(work, metric, dual);
+    refine_fully(batch, b, work, metric, dual);
+    if (release(work, metric, dual)) {
+        refine_fully(batch, b, work, metric, dual);
+        (void)release(work, metric, dual);
     }
-    for (Index i = 0; i < s->m; i++) /* of the wrong sign by rounding, if what is left passes the test */
-        if (!s->equal[i] && dual->lambda[i] * (double)held[i] < 0.0) dual->lambda[i] = 0.0;
     int state = settle_in_metric(work, metric);
     if (state == REJECTED) return REJECTED;
     stationarity(batch, b, work, metric, dual);
-    *proven = is_stationary(work, dual);
+    *proven = is_stationary(work, dual, work->t.feasibility);
     return *proven ? state : CAFFNET_WITHIN_TOL;
 }
 
