@@ -105,7 +105,7 @@ def flat(dtype: torch.dtype, n: int) -> float:
 #: How far the steps of the proximal sequence go, in turn, in units of the room around the point. A far one comes near the
 #: end of a linear program, mostly at once, but its rows are told apart with an error of so many units in the last
 #: place; a near one, from there, tells them apart.
-PROXIMAL = tuple(2.0**k for k in (8, -6, 16, -6, 24, -6))
+PROXIMAL = tuple(2.0**k for k in (-6, 8, -6, 16, -6, 24))
 
 #: The least and the most of the damping ε of that sequence, as shares of the largest entry of Q: enough to factorise
 #: ``Q + ε I``, whose rounding errors are then below a part in 1e8, and so little that curvature hardly feels it.

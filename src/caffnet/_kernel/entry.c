@@ -193,12 +193,16 @@ EXPORT int64_t NAME(caffnet_minimise)(const CaffnetBatch *batch, void *multiplie
     int64_t bad = 0;
     int sound = 0;
     prepare(&work, batch, memory);
-    prepare_metric(&metric, batch, memory);
-    metric.linear = 1;
+    if (batch->metric) {
+        prepare_metric(&metric, batch, memory);
+        metric.linear = 1;
+    }
     for (int64_t b = first; b < last; b++) {
         if (batch->cancel && *batch->cancel) return -1;
         sound = renew_rows(&work, batch, b, first, sound);
-        bad += minimise(batch, multiplier, b, sound, &work, &metric, &proof) >= CAFFNET_INFEASIBLE;
+        int state = batch->metric ? minimise(batch, multiplier, b, sound, &work, &metric, &proof)
+                                  : minimise_linear(batch, multiplier, b, sound, &work, &proof);
+        bad += state >= CAFFNET_INFEASIBLE;
     }
     return batch->cancel && *batch->cancel ? -1 : bad;
 }

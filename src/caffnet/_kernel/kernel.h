@@ -98,8 +98,9 @@ typedef struct {
     void *p, *s;            /* (B, n), (B, m): s is 0 for rows that are not active */
 } CaffnetSystem;
 
-/* Minimises y' M y / 2 + q' y on the sets of samples first .. last-1: M is batch.metric, q is batch.f. The multipliers,
-   (B, m), are positive at upper bounds; NaN, and WITHIN_TOL, where none prove the point. Returns as caffnet_solve. */
+/* Minimises y' M y / 2 + q' y on the sets of samples first .. last-1: M is batch.metric, or 0 if
+   there is none; q is batch.f. The multipliers, (B, m), are positive at upper bounds; NaN, and WITHIN_TOL, where none prove
+   the point. Returns as caffnet_solve. */
 CAFFNET_FUNCTION int64_t caffnet_minimise(const CaffnetBatch *batch, void *multiplier, int64_t first, int64_t last,
                                           void *memory);
 

@@ -50,16 +50,16 @@ typedef struct {
     double *lambda, *miss, *low, *size;
 } Dual;
 
-/* dual.miss = -q - M y - A' lambda. */
+/* dual.miss = -q - M y - A' lambda; M = 0 without a metric. */
 FN void stationarity(const CaffnetBatch *batch, int64_t b, const Work *work, const Metric *metric, Dual *dual) {
     const Rows *s = &work->rows;
-    Index n = s->n;
+    Index n = s->n, exponent = metric ? metric->exponent : 0;
     for (Index j = 0; j < n; j++) {
-        dual->miss[j] = -times_power(load(batch->f, b * batch->f_step + j, work->single), metric->exponent);
+        dual->miss[j] = -times_power(load(batch->f, b * batch->f_step + j, work->single), exponent);
         dual->low[j] = 0.0;
         dual->size[j] = fabs(dual->miss[j]);
     }
-    for (Index j = 0; j < n; j++) {
+    for (Index j = 0; metric && j < n; j++) {
         if (metric->diagonal) gather(dual->miss + j, dual->low + j, dual->size + j, -work->y[j], metric->M + j, 1);
         else gather(dual->miss, dual->low, dual->size, -work->y[j], metric->M + (size_t)j * (size_t)n, n);
     }
@@ -138,6 +138,76 @@ FN int polish(const CaffnetBatch *batch, int64_t b, Work *work, Metric *metric, 
     stationarity(batch, b, work, metric, dual);
     *proven = is_stationary(work, dual, work->t.feasibility);
     return *proven ? state : CAFFNET_WITHIN_TOL;
+}
+
+/* Half of the rows are about this near to the origin, in scaled units: the mean of the exponents of their bounds. */
+FN Index room_of(const Work *work) {
+    const Rows *s = &work->rows;
+    Index sum = 0, count = 0;
+    for (Index i = 0; i < s->m; i++) {
+        double near = smaller(fabs(s->low[i]), fabs(s->high[i]));
+        if (near == 0.0 || !is_finite(near)) continue;
+        sum += exponent_of(near);
+        count++;
+    }
+    return count > 0 ? sum / count : 0;
+}
+
+/* Add to the multipliers what the rows of the face can take of dual.miss, within their signs. */
+FN void add_multipliers(Work *work, Dual *dual) {
+    const Rows *s = &work->rows;
+    Face *face = &work->face;
+    double *u = face->r, *part = work->spare;
+    if (!s->boxed) {
+        if (!work->ready) { /* its marks are not those of its factors */
+            for (Index i = 0; i < s->m; i++) work->stood[i] = face->held[i];
+            rebuild_face(work, work->stood);
+        }
+        for (Index j = 0; j < face->k; j++) u[j] = 0.0;
+        solve_white(face, dual->miss, u, part, s->n);
+        for (Index j = 0; j < face->k; j++) dual->lambda[face->rows[j]] += part[j];
+    }
+    for (Index i = 0; i < s->m; i++) {
+        Index j = s->plain[i];
+        if (face->held[i] == 0) continue;
+        if (s->boxed) dual->lambda[i] += s->A[(size_t)i * (size_t)s->n + (size_t)j] * dual->miss[j];
+        if (!s->equal[i] && dual->lambda[i] * (double)face->held[i] < 0.0) dual->lambda[i] = 0.0;
+    }
+}
+
+/* Minimise q' y over sample b by one far step, the projection of -t q: its end if the multipliers prove it. */
+FN int minimise_linear(const CaffnetBatch *batch, void *multiplier, int64_t b, int sound, Work *work, CaffnetProof *proof) {
+    Rows *s = &work->rows;
+    Index n = s->n, m = s->m;
+    int single = (int)batch->single, state = sound ? load_sample(batch, b, work) : CAFFNET_INVALID;
+    for (Index i = 0; i < m; i++) store(multiplier, b * batch->m + i, NAN, single);
+    if (state == CAFFNET_INVALID) {
+        write_nothing(batch, b, state);
+        return state;
+    }
+    double top = largest(work->f, n);
+    Index far = top > 0.0 && s->shift == 0 ? room_of(work) - exponent_of(top) + 16 : -2000;
+    for (Index j = 0; j < n; j++) work->g[j] = work->f[j] = far > -900 && far < 900 ? -times_power(work->f[j], far) : 0.0;
+    if (state != CONFLICT) state = project(work, CAFFNET_ACTIVE, batch->start ? batch->start + b * m : NULL);
+    if (state == CONFLICT || state == REJECTED) {
+        state = approach(work, 0, proof);
+        if (state == CAFFNET_INFEASIBLE && !batch->nearest) write_nothing(batch, b, state);
+        else write_answer(batch, b, work, state);
+        return state;
+    }
+    Dual dual = {work->unit, work->ordinary, work->other, work->walk.g};
+    int proven = 0;
+    for (Index i = 0; i < m; i++) dual.lambda[i] = 0.0;
+    for (int again = 0; again < 3 && !proven && s->shift == 0; again++) {
+        stationarity(batch, b, work, NULL, &dual);
+        add_multipliers(work, &dual);
+        stationarity(batch, b, work, NULL, &dual);
+        proven = is_stationary(work, &dual, work->t.feasibility);
+    }
+    for (Index i = 0; i < m && proven; i++)
+        store(multiplier, b * batch->m + i, times_power(dual.lambda[i], s->exponent[i]), single);
+    write_answer(batch, b, work, proven ? CAFFNET_PROJECTED : CAFFNET_WITHIN_TOL);
+    return batch->status[b];
 }
 
 /* Minimise over sample b; its status. */

@@ -7,7 +7,7 @@ Where Q is positive definite the kernel finds and proves the minimum at once. El
 the proximal-point method. Its every step is a projection; for ``Q = 0`` that of ``y - q/ε``. Each face that it comes by is
 asked for the minimum itself: multipliers λ with ``Qy + q + Aᵀλ = 0`` and the right signs prove one, and the sequence ends,
 exactly, not in a limit. For a linear program it must: the steps end after finitely many (Rockafellar 1976), and one is
-enough once ε is small. What is asked of a proof is in `proves`. A Q that is definite, but so nearly singular that the
+enough once ε is small. What is asked of a proof is in `_is_rounding`. A Q that is definite, but so nearly singular that the
 kernel found no proof, is given to it again as a problem in the distance to y, whose numbers are smaller.
 
 **Without a minimum.** The objective falls without end on a set that has a point if and only if a direction d has
@@ -62,24 +62,24 @@ def minimise(problem: Problem, nearest: bool, start: Tensor | None = None) -> Mi
     """
     options = Options(search="active", on_infeasible="nearest" if nearest else "nan")
     samples, m = len(problem.f), problem.A.shape[-2]
-    if problem.metric is not None:
-        answer, multipliers = run.minimise(problem, options, start)
-        unproven = (answer.status <= Status.WITHIN_TOL) & multipliers.isnan().any(-1)
-        indefinite = answer.status == Status.INVALID
-    else:
-        answer = Answer(
-            torch.zeros_like(problem.f),
-            problem.f.new_full((samples,), Status.INVALID, dtype=torch.int8),
-            problem.f.new_zeros(samples, m, dtype=torch.int8) if start is None else start.clone(),
-        )
-        multipliers = problem.f.new_full((samples, m), torch.nan)
-        unproven, indefinite = answer.status < 0, answer.status > 0
-    found = Minimum(answer, multipliers, torch.zeros_like(answer.value), not indefinite.any())
-    if indefinite.any():
-        indefinite = indefinite & convex(problem)
-    for which, damped in ((unproven, False), (indefinite, True)):
-        if which.any():
-            _descend(problem, found, which.nonzero().squeeze(-1), damped, options)
+    if start is None and samples > 1 and problem.A.ndim == 2 and problem.f.stride(0) == 0:
+        # One objective and one A for all: the rows of the first minimum are a good guess for the others.
+        first = minimise(_at(problem, torch.zeros(1, dtype=torch.long), double=False), nearest)
+        start = first.answer.active.expand(samples, m).contiguous()
+    answer, multipliers = run.minimise(problem, options, start)
+    unproven = (answer.status <= Status.WITHIN_TOL) & multipliers.isnan().any(-1)
+    singular = problem.metric is None
+    found = Minimum(answer, multipliers, torch.zeros_like(answer.value), not singular)
+    if unproven.any():
+        _descend(problem, found, unproven.nonzero().squeeze(-1), singular, options)
+    indefinite = answer.status == Status.INVALID
+    if not singular and indefinite.any():
+        found.definite = False
+        answer.value[indefinite], answer.active[indefinite] = 0.0, 0
+        convexly = indefinite & convex(problem)
+        if convexly.any():
+            _descend(problem, found, convexly.nonzero().squeeze(-1), True, options)
+        answer.value[answer.status == Status.INVALID] = torch.nan
     return found
 
 
@@ -97,20 +97,18 @@ def _at(p: Problem, places: Tensor, double: bool = True) -> Problem:
 def _descend(problem: Problem, found: Minimum, places: Tensor, damped: bool, options: Options) -> None:
     """Take the samples at these places down to their minimum; what is found is written into `found`."""
     answer, p = found.answer, _at(problem, places)
-    # The kernel was near, or there is no point yet.
-    y = torch.zeros_like(p.f) if damped else answer.value[places].double()
-    side = answer.active[places]
+    y, side, before = answer.value[places].double(), answer.active[places], answer.status[places]
     for number in range(_ROUNDS):
         if damped or number >= _RESTARTS:
             metric, ε = _damping(p, y, number)
-            y, side, status = _step(p, y, side, metric, ε, first=number == 0)
+            y, side, status = _step(p, y, side, metric, ε, before > Status.WITHIN_TOL if number == 0 else None)
         else:
             metric = p.metric
             y, side, status = _restart(p, y, side)
         y, multipliers, proven = _ask(p, y, side, metric)
         done = proven
-        if number == 0 and damped:
-            lost = status > Status.WITHIN_TOL
+        if number == 0:
+            lost = (before > Status.WITHIN_TOL) & (status > Status.WITHIN_TOL)
             if lost.any():  # no point: nothing to minimise
                 empty = _at(problem, places[lost], double=False)
                 none = run.solve(empty._replace(f=torch.zeros_like(empty.f), metric=None), options)
@@ -163,8 +161,8 @@ def convex(p: Problem) -> Tensor:
 def _damping(p: Problem, y: Tensor, number: int) -> tuple[Tensor | None, Tensor]:
     """``Q + ε I``, or None where Q is zero, and ε, ``(B, 1)`` or ``(1, 1)`` for a Q that the batch shares."""
     # The room around y: the median distance to its rows, which far-away bounds do not change.
-    value, length = _values(p.A, y), dot(p.A, p.A).sqrt()
-    distance = torch.cat([(p.upper - value) / length, (value - p.lower) / length], -1).abs()
+    value = _values(p.A, y)
+    distance = torch.minimum((p.upper - value).abs(), (value - p.lower).abs()) / torch.linalg.vector_norm(p.A, dim=-1)
     room = torch.where(distance.isfinite(), distance, torch.nan).nanmedian(-1).values.nan_to_num(0.0)
     room = room + y.abs().amax(-1)
     steep = _slope(p, y).abs().amax(-1).clamp_min(torch.finfo(y.dtype).tiny)
@@ -180,18 +178,20 @@ def _damping(p: Problem, y: Tensor, number: int) -> tuple[Tensor | None, Tensor]
 
 
 def _step(
-    p: Problem, y: Tensor, side: Tensor, metric: Tensor | None, ε: Tensor, first: bool
+    p: Problem, y: Tensor, side: Tensor, metric: Tensor | None, ε: Tensor, outside: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The next point, its rows, and how they were found; the same ones where rounding leads up instead of down."""
+    """The next point, its rows, and how they were found; the same ones where rounding leads up instead of down.
+
+    Samples that were `outside` of the set may go up.
+    """
     if metric is None:
         found = run.solve(p._replace(f=y - p.f / ε), _QUIET, side)
     else:
         found, _ = run.minimise(p._replace(f=p.f - ε * y, metric=metric), _QUIET, side)
-    good = found.status <= Status.WITHIN_TOL
-    if not first:
-        before, now = _objective(p, y), _objective(p, found.value)
-        good = good & (now <= before + tolerance.optimal(y.dtype) * before.abs())
-    good = good.unsqueeze(-1)
+    before, now = _objective(p, y), _objective(p, found.value)
+    down = now <= before + tolerance.optimal(y.dtype) * before.abs()
+    down = down if outside is None else down | outside
+    good = (down & (found.status <= Status.WITHIN_TOL)).unsqueeze(-1)
     return torch.where(good, found.value, y), torch.where(good, found.active, side), found.status
 
 
@@ -229,40 +229,49 @@ def _ask(p: Problem, y: Tensor, side: Tensor, metric: Tensor | None) -> tuple[Te
     point, multipliers = y, torch.zeros_like(bound)
     proven = torch.zeros(len(y), dtype=torch.bool, device=y.device)
     for moved in (False, True) if p.metric is not None else (False,):
-        at, pulled = y, torch.zeros_like(bound)
+        at, pulled, miss = y, torch.zeros_like(bound), -_slope(p, y)
         for _ in range(_REFINED):
-            miss = -(_slope(p, at) + pull(p.A, pulled))
             right = torch.where(side != 0, bound - _values(p.A, at), 0.0) if moved else None
             step, more = run.solve_system(system, face, miss, right)
             pulled, at = pulled + more, at + step if moved else at
-        pulled = torch.where((p.lower == p.upper) | (pulled * side >= 0), pulled, 0.0)
-        now = proves(p, at, pulled, feasible=moved)
-        taken = (now & ~proven if moved else torch.ones_like(now)).unsqueeze(-1)
-        point, multipliers = torch.where(taken, at, point), torch.where(taken, pulled, multipliers)
-        proven = proven | now
+            signed = torch.where((p.lower == p.upper) | (pulled * side >= 0), pulled, 0.0)
+            left, size = _balance(p, at, signed)
+            now = _is_rounding(left, size) & _holds(p, at, side)
+            taken = (~proven & now if moved else ~proven).unsqueeze(-1)
+            point, multipliers = torch.where(taken, at, point), torch.where(taken, signed, multipliers)
+            proven = proven | now
+            miss = -(_slope(p, at) + pull(p.A, pulled))
+            # What is missed by more than half of the digits is no matter of rounding.
+            near = miss.abs().amax(-1) <= tolerance.optimal(y.dtype) * size.amax(-1)
+            if not (~proven & (near | moved)).any():
+                break
         if proven.all():
             break
     return point, multipliers, proven
 
 
-def proves(p: Problem, y: Tensor, multipliers: Tensor, feasible: bool = False) -> Tensor:
-    """Whether multipliers of the right signs prove the minimum: ``Qy + q + Aᵀλ`` is rounding of its terms, ``(B,)``.
-
-    With `feasible`, the rows are looked at as well.
-    """
-    n, share = y.shape[-1], tolerance.feasibility(y.dtype, y.shape[-1])
+def _balance(p: Problem, y: Tensor, multipliers: Tensor) -> tuple[Tensor, Tensor]:
+    """``Qy + q + Aᵀλ``, and the sum of the sizes of its terms, ``(B, n)``."""
     size = p.f.abs() + pull(p.A.abs(), multipliers.abs())
     if p.metric is not None:
         size = size + apply(p.metric.abs(), y.abs())
-    miss = (_slope(p, y) + pull(p.A, multipliers)).abs()
+    return _slope(p, y) + pull(p.A, multipliers), size
+
+
+def _is_rounding(miss: Tensor, size: Tensor) -> Tensor:
+    """Whether all that is missed is rounding of its terms, ``(B,)``: the proof of a minimum, as the kernel asks for it."""
     # A multiplier that should vanish is of the size of the last place of the others.
-    least = torch.finfo(y.dtype).eps * size.amax(-1, keepdim=True) + tolerance.underflow(y.dtype)
-    passed = (miss <= share * size + least).all(-1)
-    if not feasible:
-        return passed
-    value = _values(p.A, y)
+    least = torch.finfo(miss.dtype).eps * size.amax(-1, keepdim=True) + tolerance.underflow(miss.dtype)
+    return (miss.abs() <= tolerance.feasibility(miss.dtype, miss.shape[-1]) * size + least).all(-1)
+
+
+def _holds(p: Problem, y: Tensor, side: Tensor) -> Tensor:
+    """Whether a point lies on the rows of its face and within the others, up to rounding, ``(B,)``."""
+    share, value = tolerance.feasibility(y.dtype, y.shape[-1]), _values(p.A, y)
     room = 2 * share * (p.A.abs().sum(-1) * y.abs().amax(-1, keepdim=True) + value.abs()) + tolerance.underflow(y.dtype)
-    return passed & ((value <= p.upper + room) & (value >= p.lower - room)).all(-1) if n else passed
+    high = torch.where(side < 0, p.lower, p.upper)
+    low = torch.where(side > 0, p.upper, p.lower)
+    return ((value <= high + room) & (value >= low - room)).all(-1)
 
 
 def _fall(p: Problem, which: Tensor) -> Tensor:
