@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import json
+from fractions import Fraction
 from functools import cache
 from pathlib import Path
 
@@ -96,6 +97,47 @@ def random_problem(seed: int, dtype: torch.dtype = torch.float64) -> tuple[Affin
     f = torch.as_tensor(y + 2 * draw(n)).to(dtype)
     w = torch.as_tensor(random.choice([0.3, 1.0, 3.0]) * draw(n)).to(dtype)
     return parts, f, w
+
+
+# ------------------------------------------------------------------------------------------------ exact answers
+
+
+def solve_exactly(system: list[list[Fraction]], right: list[Fraction]) -> list[Fraction] | None:
+    """Gauss-Jordan in fractions; None for a singular system."""
+    size = len(system)
+    lines = [[*row, b] for row, b in zip(system, right, strict=True)]
+    for column in range(size):
+        pivot = next((i for i in range(column, size) if lines[i][column]), None)
+        if pivot is None:
+            return None
+        lines[column], lines[pivot] = lines[pivot], lines[column]
+        lines[column] = [x / lines[column][column] for x in lines[column]]
+        for i in range(size):
+            if i != column and lines[i][column]:
+                factor = lines[i][column]
+                lines[i] = [x - factor * y for x, y in zip(lines[i], lines[column], strict=True)]
+    return [line[-1] for line in lines]
+
+
+def nearest_exactly(A: list, upper: list, f: list, M: list) -> list[Fraction] | None:
+    """The point of {A y <= upper} nearest to f in M by its optimality conditions, in fractions; None: no point."""
+    rows, n = [[Fraction(a) for a in row] for row in A], len(f)
+    b, goal = [Fraction(x) for x in upper], [Fraction(x) for x in f]
+    metric = [[Fraction(x) for x in row] for row in M]
+    target = [sum(metric[i][j] * goal[j] for j in range(n)) for i in range(n)]
+    for k in range(min(n, len(rows)) + 1):
+        for chosen in itertools.combinations(range(len(rows)), k):
+            system = [metric[i] + [rows[c][i] for c in chosen] for i in range(n)]
+            system += [rows[c] + [Fraction(0)] * k for c in chosen]
+            found = solve_exactly(system, target + [b[c] for c in chosen])
+            if found is None or any(multiplier < 0 for multiplier in found[n:]):
+                continue
+            if all(
+                sum(a * y for a, y in zip(row, found, strict=False)) <= bound
+                for row, bound in zip(rows, b, strict=True)
+            ):
+                return found[:n]
+    return None
 
 
 # ------------------------------------------------------------------------------------------------ the paper, literally

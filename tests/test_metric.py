@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from caffnet import AffineSet, CAffine, CAffNet, ConstraintError, FeedForward, Status, prepare, project
-from helpers import DATA
+from helpers import DATA, nearest_exactly
 
 DOUBLE = torch.float64
 INF = float("inf")
@@ -31,44 +31,6 @@ def polytope(seed: int, batch: int = 32, n: int = 5, m: int = 9) -> tuple[Affine
 
 
 # ------------------------------------------------------------------------------------------------ the point
-
-
-def solve_exactly(system: list[list[Fraction]], right: list[Fraction]) -> list[Fraction] | None:
-    """Gauss-Jordan in fractions; None for a singular system."""
-    size = len(system)
-    lines = [[*row, b] for row, b in zip(system, right, strict=True)]
-    for column in range(size):
-        pivot = next((i for i in range(column, size) if lines[i][column]), None)
-        if pivot is None:
-            return None
-        lines[column], lines[pivot] = lines[pivot], lines[column]
-        lines[column] = [x / lines[column][column] for x in lines[column]]
-        for i in range(size):
-            if i != column and lines[i][column]:
-                factor = lines[i][column]
-                lines[i] = [x - factor * y for x, y in zip(lines[i], lines[column], strict=True)]
-    return [line[-1] for line in lines]
-
-
-def nearest_exactly(A: list, upper: list, f: list, M: list) -> list[Fraction] | None:
-    """The point of {A y <= upper} nearest to f in M by its optimality conditions, in fractions; None: no point."""
-    rows, n = [[Fraction(a) for a in row] for row in A], len(f)
-    b, goal = [Fraction(x) for x in upper], [Fraction(x) for x in f]
-    metric = [[Fraction(x) for x in row] for row in M]
-    target = [sum(metric[i][j] * goal[j] for j in range(n)) for i in range(n)]
-    for k in range(min(n, len(rows)) + 1):
-        for chosen in itertools.combinations(range(len(rows)), k):
-            system = [metric[i] + [rows[c][i] for c in chosen] for i in range(n)]
-            system += [rows[c] + [Fraction(0)] * k for c in chosen]
-            found = solve_exactly(system, target + [b[c] for c in chosen])
-            if found is None or any(multiplier < 0 for multiplier in found[n:]):
-                continue
-            if all(
-                sum(a * y for a, y in zip(row, found, strict=False)) <= bound
-                for row, bound in zip(rows, b, strict=True)
-            ):
-                return found[:n]
-    return None
 
 
 @pytest.mark.parametrize("search", ["full", "active"])

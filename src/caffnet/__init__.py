@@ -7,10 +7,12 @@ from caffnet._solve.prepare import Prepared, prepare
 from caffnet._solve.problem import Status
 from caffnet.backbones import FeedForward, Transformer
 from caffnet.constraints import AffineSet
-from caffnet.errors import BudgetError, ConstraintError, DtypeError, InfeasibleError, KernelError
+from caffnet.errors import BudgetError, ConstraintError, DtypeError, InfeasibleError, KernelError, UnboundedError
 from caffnet.layer import CAffine
 from caffnet.model import CAffNet
+from caffnet.optimality import Residuals, residuals
 from caffnet.projection import Projection, project
+from caffnet.quadratic import Solution, solve_qp
 
 __version__ = version("caffnet")
 
@@ -27,8 +29,13 @@ __all__ = [
     "KernelError",
     "Prepared",
     "Projection",
+    "Residuals",
+    "Solution",
     "Status",
     "Transformer",
+    "UnboundedError",
     "prepare",
     "project",
+    "residuals",
+    "solve_qp",
 ]

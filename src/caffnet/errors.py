@@ -9,6 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from caffnet._solve.infeasible import Conflict
 
 
@@ -43,3 +45,20 @@ class InfeasibleError(ConstraintError):
 
     def __reduce__(self):
         return type(self), (str(self), self.samples, self.conflicts)
+
+
+class UnboundedError(ConstraintError):
+    """The objective of at least one quadratic or linear program falls without end.
+
+    Attributes:
+        samples: the batch indices of these samples, each a tuple of ints.
+        rays: a direction for each, ``(k, n)``: the set goes on in it for ever, and the objective falls.
+    """
+
+    def __init__(self, message: str, samples: list[tuple[int, ...]], rays: Tensor):
+        super().__init__(message)
+        self.samples = samples
+        self.rays = rays
+
+    def __reduce__(self):
+        return type(self), (str(self), self.samples, self.rays)

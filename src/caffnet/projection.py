@@ -32,18 +32,20 @@ form is that of ``(y, t)`` on rows ``(a_i, -side_i)``, so its derivative is the 
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import torch
 from torch import Tensor
 
 from caffnet import tolerance
 from caffnet._solve import gradient as differentiable
-from caffnet._solve import graph, slack
+from caffnet._solve import graph, slack, stationary
 from caffnet._solve.prepare import Prepared, choose_search, is_kind
-from caffnet._solve.problem import Options, Problem, Status, check_options
-from caffnet._solve.tracing import is_exporting, is_exporting_plain, is_jit_tracing, may_branch
+from caffnet._solve.problem import Answer, Options, Problem, Status, check_options
+from caffnet._solve.tracing import are_concrete, is_exporting, is_exporting_plain, is_jit_tracing, may_branch
 from caffnet.constraints import HARD, SOFT, SOFT_IF_NEAREST, WEIGHTED, AffineSet, ArrayLike, joint_shape
 from caffnet.errors import ConstraintError, DtypeError
+from caffnet.optimality import Residuals, residuals
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +59,7 @@ class Projection:
             Other rows may touch the point too: `binding` has all. A compromise of ``search="paper"`` lies between its
             rows and has none. Where soft rows gave way, the rows in conflict are among them.
         search: the search that ran.
+        goal: f, where the answer is the nearest point to it; None with w, another norm, lite or paper.
     """
 
     value: Tensor
@@ -64,6 +67,72 @@ class Projection:
     active: Tensor
     search: str
     set: AffineSet = dataclasses.field(repr=False)
+    goal: Tensor | None = dataclasses.field(default=None, repr=False)
+
+    @functools.cached_property
+    def multipliers(self) -> Tensor:
+        """The price λ of every row, ``(..., m)``, in the user's units.
+
+        ``y = f - M⁻¹ Aᵀ λ``, with λ >= 0 at upper bounds, <= 0 at lower ones, of any sign at equalities and 0 at rows that
+        are not active: by how much half the squared distance falls for each unit that a bound moves outward. Where
+        several λ are right, one of them. A soft row with a weight has λ = weight · slack. NaN for samples without an answer,
+        and where soft rows without a weight gave way. Differentiable; computed when it is first asked for.
+
+        Raises:
+            ConstraintError: the answer is not the nearest point to f (w, another norm, ``search="lite"`` or ``"paper"``).
+        """
+        return shaped(stationary.multipliers(*self._flat()), self.value.shape[:-1])
+
+    def residuals(self) -> Residuals:
+        """How far the conditions of the nearest point are missed, measured from the data."""
+        found, y, M = self.multipliers.detach(), self.value.detach(), self.set.metric
+        assert self.goal is not None  # or there are no multipliers
+        Q = y.new_ones(1, y.shape[-1]) if M is None else M.detach()
+        return residuals(y, found, self.set, Q, -stationary.apply(Q, self.goal.detach()))
+
+    def _flat(self) -> tuple[Problem, Answer]:
+        """The problem and its answer, one sample per line."""
+        if self.goal is None:
+            raise ConstraintError(
+                "Only the nearest point to f has multipliers: project without w, with norm=2 and a search other than "
+                '"lite" and "paper". With w, the answer lies on the face that is nearest to f, and f + w pulls it there '
+                "with forces of any sign."
+            )
+        batch, set = self.value.shape[:-1], self.set
+        problem = flatten(set, self.goal, None, batch)
+        if not are_concrete(problem.tensors):
+            raise ConstraintError("Multipliers are computed outside of compiled graphs and torch.func transforms.")
+        lines = len(problem.f)
+        value, status, active = (
+            self.value.reshape(lines, -1),
+            self.status.reshape(lines),
+            self.active.reshape(lines, -1),
+        )
+        if set.softness is not None and set.slacks:
+            rows = _weighted_rows(set, value.device)
+            value = torch.cat([value, slack.at(problem, rows, value.detach())], -1)
+            problem = _price(problem, set, batch)
+            if all(kind in HARD + WEIGHTED for kind in set.softness.kinds):  # with its slacks the point is in the set
+                status = torch.where(status == int(Status.RELAXED), int(Status.PROJECTED), status)
+        return problem, Answer(value, status, active)
+
+    def names_of_binding(self) -> list[tuple[str, ...]]:
+        """The names of the rows that each sample touches, with their side, one tuple per sample in the order of the batch.
+
+        >>> s = AffineSet.box(0.0, 1.0, dim=2, names=["left", "right"])
+        >>> project(torch.tensor([2.0, 0.5]), s).names_of_binding()
+        [('left (upper bound)',)]
+        """
+        names, equal = self.set.names, "="
+        sides = {1: " (upper bound)", -1: " (lower bound)"}
+        return [
+            tuple(
+                names[i] + ("" if self.set.row_kinds[i] == equal else sides[side])
+                for i, side in enumerate(line)
+                if side
+            )
+            for line in self.binding.reshape(-1, self.set.m).tolist()
+        ]
 
     @property
     def violation(self) -> Tensor:
@@ -181,43 +250,49 @@ def project_checked(
         else choose_search(searched, size, options.search, options.budget)
     )
     options = options.searching(search)
-    problem = _flatten(constraints, f, w, batch)
+    problem = flatten(constraints, f, w, batch)
     if constraints.softness is not None:
         problem = _soften(problem, constraints, batch, options)
     if start is not None:
-        start = _start_lines(start, batch, constraints.m)
+        start = start_lines(start, batch, constraints.m)
     answer = differentiable.answer(problem, options, start)
     value, status, active = answer.value, answer.status, answer.active
     if constraints.slacks:
         value, slacks = value[..., : constraints.n], value[..., constraints.n :].detach()
         answered = (status != int(Status.INFEASIBLE)) & (status != int(Status.INVALID))
         status = torch.where(answered & (slacks != 0).any(-1), int(Status.RELAXED), status).to(torch.int8)
-    if not batch:
-        value, status, active = value[0], status[0], active[0]
-    elif len(batch) != 1:
-        value, status = value.reshape(*batch, value.shape[-1]), status.reshape(batch)
-        active = active.reshape(*batch, active.shape[-1])
-    return Projection(value, status, active, search, constraints)
+    value, status, active = (shaped(t, batch) for t in (value, status, active))
+    nearest = w is None and options.norm == 2 and search in ("full", "active")
+    return Projection(value, status, active, search, constraints, f if nearest else None)
+
+
+def shaped(t: Tensor, batch: torch.Size) -> Tensor:
+    """Samples, one per line, in the batch axes of the user."""
+    if len(batch) == 1:
+        return t
+    return t.reshape(*batch, *t.shape[1:]) if batch else t[0]
 
 
 # ------------------------------------------------------------------------------------------------- checks
 
 
-def validate(f: Tensor, set: AffineSet | Prepared, w: Tensor | None, options: Options) -> tuple[AffineSet, torch.Size]:
-    """Make all checks that need no number; the set in the type of f, and the batch axes of the answer."""
+def validate(
+    f: Tensor, set: AffineSet | Prepared, w: Tensor | None, options: Options, name: str = "f"
+) -> tuple[AffineSet, torch.Size]:
+    """Make all checks that need no number; the set in the type of f, called `name`, and the batch axes of the answer."""
     constraints = set.set if isinstance(set, Prepared) else set
     if not isinstance(constraints, AffineSet):
         raise ConstraintError(
             f"The constraints must be an AffineSet, got {type(set).__name__}. "
             "Write AffineSet.inequality(A, b), .equality(C, d) or .box(lower, upper)."
         )
-    _check_point("f", f, constraints)
+    _check_point(name, f, constraints)
     if isinstance(set, Prepared):
         if constraints.dtype != f.dtype:
             raise DtypeError(f"The set was prepared in {constraints.dtype}, f is {f.dtype}: prepare set.to({f.dtype}).")
         if options.search != set.search:
             raise ConstraintError(f"The set was prepared for search={set.search!r}, not {options.search!r}.")
-    fitting = constraints.like(f, "f")
+    fitting = constraints.like(f, name)
     batch = _batch_shape(f, fitting)
     if w is not None:
         _check_point("w", w, constraints)
@@ -287,7 +362,7 @@ def _batch_shape(f: Tensor, set: AffineSet) -> torch.Size:
     return whole
 
 
-def _start_lines(start: Tensor, batch: torch.Size, m: int) -> Tensor:
+def start_lines(start: Tensor, batch: torch.Size, m: int) -> Tensor:
     """The rows to begin with, one sample per line."""
     if not isinstance(start, Tensor) or start.shape != (*batch, m):
         shape = tuple(start.shape) if isinstance(start, Tensor) else type(start).__name__
@@ -313,19 +388,27 @@ def soft_rows(set: AffineSet, options: Options) -> str:
 
 def _soften(problem: Problem, set: AffineSet, batch: torch.Size, options: Options) -> Problem:
     """The problem with its soft rows marked for the kernel, and a slack for each row with a weight."""
-    assert set.softness is not None
-    kinds, weight = set.softness
     problem = problem._replace(soft=soft_rows(set, options))
-    if weight is None:
-        return problem
+    return _price(problem, set, batch) if set.slacks else problem
+
+
+def _price(problem: Problem, set: AffineSet, batch: torch.Size) -> Problem:
+    """The problem with a slack for each row with a weight."""
+    assert set.softness is not None and set.softness.weight is not None
+    weight = set.softness.weight
     if weight.ndim > 1:
         k = weight.shape[-1]
         weight = weight.expand(*batch, k).reshape(batch.numel() if 0 in batch else -1, k)
-    rows = [i for i, kind in enumerate(kinds) if kind == WEIGHTED]
-    return slack.widen(problem, torch.tensor(rows, device=problem.f.device), weight)
+    return slack.widen(problem, _weighted_rows(set, problem.f.device), weight)
 
 
-def _flatten(set: AffineSet, f: Tensor, w: Tensor | None, batch: torch.Size) -> Problem:
+def _weighted_rows(set: AffineSet, device: torch.device) -> Tensor:
+    """The indices of the rows with a weight, ``(k,)``."""
+    assert set.softness is not None
+    return torch.tensor([i for i, kind in enumerate(set.softness.kinds) if kind == WEIGHTED], device=device)
+
+
+def flatten(set: AffineSet, f: Tensor, w: Tensor | None, batch: torch.Size) -> Problem:
     """One sample per line; what all samples share stays shared."""
     n, m, metric = set.n, set.m, set.metric
 

@@ -94,6 +94,28 @@ def optimal(dtype: torch.dtype) -> float:
 DELICATE = 2.0**-40
 
 
+def flat(dtype: torch.dtype, n: int) -> float:
+    """An eigenvalue of a positive semidefinite matrix below this share of its largest is zero.
+
+    Those of a computed ``R Rᵀ`` are wrong by some ``n eps`` of the largest; eight such errors separate both kinds.
+    """
+    return 8 * max(n, 1) * torch.finfo(dtype).eps
+
+
+#: How far the steps of the proximal sequence go, in turn, in units of the room around the point. A far one comes near the
+#: end of a linear program, mostly at once, but its rows are told apart with an error of so many units in the last
+#: place; a near one, from there, tells them apart.
+PROXIMAL = tuple(2.0**k for k in (-6, 8, -6, 16, -6, 24))
+
+#: The least and the most of the damping ε of that sequence, as shares of the largest entry of Q: enough to factorise
+#: ``Q + ε I``, whose rounding errors are then below a part in 1e8, and so little that curvature hardly feels it.
+DAMPING = 2.0**-26, 2.0**-12
+
+#: A direction in which the objective falls without end is no shorter than this, for a largest entry of q of 1. What
+#: rounding leaves of none is 1e-16 times the condition of the rows.
+RAY = 2.0**-26
+
+
 def reach(dtype: torch.dtype) -> float:
     """The share of ``|∇h| |g|`` below which an input does not reach a barrier: ``L_g h = 0``.
 

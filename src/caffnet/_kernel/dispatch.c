@@ -12,6 +12,8 @@
     int64_t caffnet_workspace_##isa(int64_t, int64_t, int64_t, int64_t);                                             \
     int64_t caffnet_solve_##isa(const CaffnetBatch *, int64_t, int64_t, void *);                                     \
     void caffnet_gradient_##isa(const CaffnetBatch *, const CaffnetGradients *, int64_t, int64_t, void *);           \
+    int64_t caffnet_minimise_##isa(const CaffnetBatch *, void *, int64_t, int64_t, void *);                          \
+    void caffnet_system_##isa(const CaffnetBatch *, const CaffnetSystem *, int64_t, int64_t, void *);                \
     void caffnet_conflict_##isa(const CaffnetBatch *, int64_t, double *, CaffnetProof *, void *);
 
 DECLARE(baseline)
@@ -67,6 +69,14 @@ EXPORT int64_t caffnet_solve(const CaffnetBatch *batch, int64_t first, int64_t l
 
 EXPORT void caffnet_gradient(const CaffnetBatch *batch, const CaffnetGradients *to, int64_t first, int64_t last, void *memory) {
     PICK(caffnet_gradient, (batch, to, first, last, memory));
+}
+
+EXPORT int64_t caffnet_minimise(const CaffnetBatch *batch, void *multiplier, int64_t first, int64_t last, void *memory) {
+    return PICK(caffnet_minimise, (batch, multiplier, first, last, memory));
+}
+
+EXPORT void caffnet_system(const CaffnetBatch *batch, const CaffnetSystem *system, int64_t first, int64_t last, void *memory) {
+    PICK(caffnet_system, (batch, system, first, last, memory));
 }
 
 EXPORT void caffnet_conflict(const CaffnetBatch *batch, int64_t sample, double *multiplier, CaffnetProof *proof, void *memory) {

@@ -112,6 +112,7 @@ FN size_t carve_metric(Metric *metric, int64_t outputs, int64_t count, void *mem
     metric->high = DOUBLES(m);
     metric->active = MARKS(m);
     metric->L = DOUBLES(n * n);
+    metric->M = DOUBLES(n * n);
     return pool.used;
 }
 
@@ -184,6 +185,39 @@ EXPORT void NAME(caffnet_gradient)(const CaffnetBatch *batch, const CaffnetGradi
         sound = renew_rows(&work, batch, b, first, sound);
         if (batch->metric) differentiate_in_metric(batch, to, b, &work, &metric);
         else differentiate(batch, to, b, &work);
+    }
+}
+
+EXPORT int64_t NAME(caffnet_minimise)(const CaffnetBatch *batch, void *multiplier, int64_t first, int64_t last, void *memory) {
+    Work work;
+    Metric metric;
+    CaffnetProof proof;
+    int64_t bad = 0;
+    int sound = 0;
+    prepare(&work, batch, memory);
+    if (batch->metric) {
+        prepare_metric(&metric, batch, memory);
+        metric.linear = 1;
+    }
+    for (int64_t b = first; b < last; b++) {
+        if (batch->cancel && *batch->cancel) return -1;
+        sound = renew_rows(&work, batch, b, first, sound);
+        int state = batch->metric ? minimise(batch, multiplier, b, sound, &work, &metric, &proof)
+                                  : minimise_linear(batch, multiplier, b, sound, &work, &proof);
+        bad += state >= CAFFNET_INFEASIBLE;
+    }
+    return batch->cancel && *batch->cancel ? -1 : bad;
+}
+
+EXPORT void NAME(caffnet_system)(const CaffnetBatch *batch, const CaffnetSystem *system, int64_t first, int64_t last, void *memory) {
+    Work work;
+    Metric metric;
+    int sound = 0;
+    prepare(&work, batch, memory);
+    if (batch->metric) prepare_metric(&metric, batch, memory);
+    for (int64_t b = first; b < last; b++) {
+        sound = renew_rows(&work, batch, b, first, sound);
+        solve_system(batch, system, b, sound, &work, batch->metric ? &metric : NULL);
     }
 }
 

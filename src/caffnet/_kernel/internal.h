@@ -107,12 +107,14 @@ typedef struct {
 /* A metric M = L L', times a power of two, and the sample in z = L' y, where it is the Euclidean one. */
 typedef struct {
     double *L;          /* (n, n) lower triangular, or (n,) */
+    double *M;          /* the same times L', while `linear` */
     double *A;          /* (m, n) */
     double *f, *w, *z;  /* (n,) */
     double *low, *high; /* (m,) */
     int8_t *active;     /* (m,) */
     int8_t status;
     int diagonal;
+    int linear;         /* f is the linear term q of a quadratic program, not a point */
     Index exponent;     /* of the power of two */
     int ready;          /* L and A are those of the samples before */
     CaffnetBatch batch; /* of this one sample */

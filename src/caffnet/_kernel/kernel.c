@@ -26,4 +26,5 @@
 #include "decide.c"
 #include "gradient.c"
 #include "metric.c"
+#include "quadratic.c"
 #include "entry.c"

@@ -16,6 +16,7 @@
      decide      one sample from its data to a verified answer
      gradient    the derivative
      metric      another metric than the Euclidean one
+     quadratic   quadratic programs, multipliers, and linear systems on a face
      entry       batches
 
    C11 that is also valid CUDA C++: no allocation, no global state, no library but fabs, sqrt, fma, frexp, ldexp, pow.
@@ -92,6 +93,23 @@ CAFFNET_FUNCTION int64_t caffnet_solve(const CaffnetBatch *batch, int64_t first,
 /* Adds up the gradients of samples first .. last-1 from value and active as caffnet_solve left them. */
 CAFFNET_FUNCTION void caffnet_gradient(const CaffnetBatch *batch, const CaffnetGradients *to, int64_t first, int64_t last,
                                        void *memory);
+
+/* Linear systems on the faces of a batch: [M A'; A 0] [p; s] = [v; u] for the rows in `active`; M = I without a metric. */
+typedef struct {
+    const void *v, *u;      /* (B, n), (B, m) or NULL for zero */
+    int64_t v_step, u_step;
+    void *p, *s;            /* (B, n), (B, m): s is 0 for rows that are not active */
+} CaffnetSystem;
+
+/* Minimises y' M y / 2 + q' y on the sets of samples first .. last-1: M is batch.metric, or 0 if
+   there is none; q is batch.f. The multipliers, (B, m), are positive at upper bounds; NaN, and WITHIN_TOL, where none prove
+   the point. Returns as caffnet_solve. */
+CAFFNET_FUNCTION int64_t caffnet_minimise(const CaffnetBatch *batch, void *multiplier, int64_t first, int64_t last,
+                                          void *memory);
+
+/* Solves the systems of samples first .. last-1; NaN where M is not positive definite. */
+CAFFNET_FUNCTION void caffnet_system(const CaffnetBatch *batch, const CaffnetSystem *system, int64_t first, int64_t last,
+                                     void *memory);
 
 /* Writes the multipliers of the rows in conflict in an INFEASIBLE sample, in the user's units, (m,), and the proof. */
 CAFFNET_FUNCTION void caffnet_conflict(const CaffnetBatch *batch, int64_t sample, double *multiplier, CaffnetProof *proof,

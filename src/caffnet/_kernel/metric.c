@@ -64,6 +64,7 @@ FN int factorise(const CaffnetBatch *batch, int64_t b, Metric *metric, double cu
             double entry = times_power(load(batch->metric, place + i, (int)batch->single), metric->exponent);
             if (!(entry > 0.0)) return 0;
             L[i] = sqrt(entry);
+            if (metric->linear) metric->M[i] = entry;
             continue;
         }
         double *line = L + (size_t)i * (size_t)n, diagonal = 0.0;
@@ -71,6 +72,7 @@ FN int factorise(const CaffnetBatch *batch, int64_t b, Metric *metric, double cu
             double entry = 0.5 * load(batch->metric, place + i * wide + j, (int)batch->single) +
                            0.5 * load(batch->metric, place + j * wide + i, (int)batch->single);
             entry = times_power(entry, metric->exponent);
+            if (metric->linear) metric->M[(size_t)i * (size_t)n + (size_t)j] = metric->M[(size_t)j * (size_t)n + (size_t)i] = entry;
             if (j == i) diagonal = entry;
             else line[j] = (entry - dot(line, L + (size_t)j * (size_t)n, j)) / L[(size_t)j * (size_t)n + (size_t)j];
         }
@@ -91,7 +93,10 @@ FN int whiten(const CaffnetBatch *batch, int64_t b, Metric *metric, const Caffne
         metric->f[j] = load(batch->f, b * batch->f_step + j, single);
         if (batch->w) metric->w[j] = load(batch->w, b * batch->w_step + j, single);
     }
-    to_white(metric, metric->f, n);
+    if (metric->linear) { /* the minimum without rows, -M^-1 q, white */
+        for (Index j = 0; j < n; j++) metric->f[j] = times_power(-metric->f[j], metric->exponent);
+        solve_lower(metric, metric->f, n);
+    } else to_white(metric, metric->f, n);
     if (batch->w) to_white(metric, metric->w, n);
     for (Index i = 0; i < m; i++) {
         metric->low[i] = load(batch->lower, b * batch->lower_step + i, single);

@@ -33,6 +33,7 @@ _LONG = 2e8  # multiply-adds: about a second; such a call runs beside the main t
 
 _BATCH = struct.Struct("29q11d")
 _GRADIENTS = struct.Struct("12q")
+_SYSTEM = struct.Struct("6q")
 _PROOF = struct.Struct("2d")
 
 
@@ -64,6 +65,10 @@ def _library() -> ctypes.CDLL:
     library.caffnet_solve.restype = ctypes.c_int64
     library.caffnet_gradient.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64, pointer]
     library.caffnet_gradient.restype = None
+    library.caffnet_minimise.argtypes = [ctypes.c_char_p, pointer, ctypes.c_int64, ctypes.c_int64, pointer]
+    library.caffnet_minimise.restype = ctypes.c_int64
+    library.caffnet_system.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64, pointer]
+    library.caffnet_system.restype = None
     library.caffnet_conflict.argtypes = [ctypes.c_char_p, ctypes.c_int64, pointer, pointer, pointer]
     library.caffnet_conflict.restype = None
     return library
@@ -270,6 +275,38 @@ def pack_gradients(v: Tensor, to_f: Tensor | None, to_w: Tensor | None, sums: li
         *(0 if t is None else t.data_ptr() for t in (to_f, to_w, *sums)),
         *(0 if t is None else t.stride(0) if t.ndim > core else 0 for t, core in zip(sums, CORES, strict=True)),
     )
+
+
+def minimise(problem: Problem, options: Options, start: Tensor | None = None) -> tuple[Answer, Tensor, int]:
+    """Minimise ``y'My/2 + q'y`` with M the metric and q in place of f; as `solve`, with multipliers ``(B, m)``."""
+    answer = empty_answer(problem.f, problem.A.shape[-2], options.search)
+    multipliers = torch.empty(answer.active.shape, dtype=problem.f.dtype)
+    cancel = ctypes.c_int32(0) if _is_long(problem, options) else None
+    if start is not None:
+        start = start.contiguous()
+    batch, call = Batch(problem, options, answer, start, cancel), _library().caffnet_minimise
+
+    def part(first: int, last: int) -> int:
+        return call(batch.packed, multipliers.data_ptr(), first, last, batch.memory())
+
+    counts = _in_parts(part, batch.samples, batch.m * batch.n, cancel)
+    return answer, multipliers, sum(counts)
+
+
+def solve_system(problem: Problem, answer: Answer, v: Tensor, u: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Solve ``[M Aᵀ; A 0] [p; s] = [v; u]`` on the faces of an answer: p ``(B, n)`` and s ``(B, m)``."""
+    batch = Batch(problem, Options(search="active"), answer, None, None)
+    v, u = lines(v, 1), None if u is None else lines(u, 1)
+    p, s = (torch.empty(batch.samples, size, dtype=v.dtype) for size in (batch.n, batch.m))
+    steps = _step(v, 1), 0 if u is None else _step(u, 1)
+    system = _SYSTEM.pack(v.data_ptr(), 0 if u is None else u.data_ptr(), *steps, p.data_ptr(), s.data_ptr())
+    call = _library().caffnet_system
+
+    def part(first: int, last: int) -> None:
+        call(batch.packed, system, first, last, batch.memory())
+
+    _in_parts(part, batch.samples, batch.m * batch.n, None)
+    return p, s
 
 
 def conflict(problem: Problem, options: Options, sample: int) -> tuple[Tensor, float, float]:

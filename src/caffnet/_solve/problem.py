@@ -28,6 +28,7 @@ class Status(enum.IntEnum):
     INFEASIBLE: no point satisfies the rows of this sample, or its hard rows; proven in exact arithmetic.
     INVALID: the data of this sample contain NaN or infinities.
     RELAXED: soft rows gave way. The hard ones hold as they do in a PROJECTED sample.
+    UNBOUNDED: the objective of a quadratic program falls without end along a direction of the set.
     """
 
     INSIDE = 0
@@ -36,6 +37,7 @@ class Status(enum.IntEnum):
     INFEASIBLE = 3
     INVALID = 4
     RELAXED = 5
+    UNBOUNDED = 6
 
 
 @dataclasses.dataclass(frozen=True)

@@ -75,6 +75,27 @@ def gradient(
     return tuple(None if t is None else t.to(device) for t in found)
 
 
+def minimise(problem: Problem, options: Options, start: Tensor | None = None) -> tuple[Answer, Tensor]:
+    """The minima of ``y'My/2 + q'y``, with M the metric and q in place of f, and their multipliers ``(B, m)``.
+
+    Multipliers are NaN where they do not prove the minimum. Nothing is raised.
+    """
+    device = problem.f.device
+    here = problem if problem.f.is_cpu else _on_cpu(problem)
+    answer, multipliers, _ = native.minimise(here, options, None if start is None else start.cpu())
+    if problem.f.is_cpu:
+        return answer, multipliers
+    return Answer(answer.value.to(device), answer.status.to(device), answer.active.to(device)), multipliers.to(device)
+
+
+def solve_system(problem: Problem, answer: Answer, v: Tensor, u: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Solve ``[M Aᵀ; A 0] [p; s] = [v; u]`` on the faces of an answer: p ``(B, n)`` and s ``(B, m)``."""
+    if problem.f.is_cpu:
+        return native.solve_system(problem, answer, v, u)
+    p, s = native.solve_system(_on_cpu(problem), Answer(*_cpu(*answer)), *_cpu(v, u))
+    return p.to(v.device), s.to(v.device)
+
+
 def _cpu(*tensors: Tensor | None) -> list[Any]:
     return [None if t is None else t.cpu() for t in tensors]
 

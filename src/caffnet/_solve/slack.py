@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from caffnet._solve.face import times_power, unit_exponent
+from caffnet._solve.face import product, times_power, unit_exponent
 from caffnet._solve.problem import Problem, is_diagonal
 
 
@@ -25,10 +25,7 @@ def widen(p: Problem, weighted: Tensor, weight: Tensor) -> Problem:
         weighted: the indices of these rows, ``(k,)``.
         weight: their weights, ``(B, k)``, or ``(k,)`` for all samples.
     """
-    n, k = p.f.shape[-1], weighted.shape[0]
-    rows = p.A.index_select(-2, weighted).detach()
-    exponent = -unit_exponent(rows)
-    unit = times_power(torch.ones_like(exponent), exponent)
+    n, k, unit = p.f.shape[-1], weighted.shape[0], _units(p, weighted)
     slots = torch.nn.functional.one_hot(weighted, p.A.shape[-2]).mT.to(p.A.dtype)  # (m, k)
     A = torch.cat([p.A, -slots * unit.unsqueeze(-2)], -1)
     price = weight * unit * unit
@@ -37,6 +34,19 @@ def widen(p: Problem, weighted: Tensor, weight: Tensor) -> Problem:
     return p.replace_tensors(
         torch.cat([p.f, zero], -1), w, A, p.lower, p.upper, _join(p.metric, price.unsqueeze(-2), n)
     )
+
+
+def at(p: Problem, weighted: Tensor, y: Tensor) -> Tensor:
+    """The slacks that the rows need at the points y, ``(B, k)``, in their units."""
+    rows, lower, upper = p.A.index_select(-2, weighted), p.lower[..., weighted], p.upper[..., weighted]
+    value = y @ rows.mT if rows.ndim == 2 else product(rows, y)
+    return (value - value.clamp(lower, upper)) / _units(p, weighted)
+
+
+def _units(p: Problem, weighted: Tensor) -> Tensor:
+    """The power of two near ``|a_i|_1``, ``(..., k)``."""
+    exponent = -unit_exponent(p.A.index_select(-2, weighted).detach())
+    return times_power(torch.ones_like(exponent), exponent)
 
 
 def _join(metric: Tensor | None, price: Tensor, n: int) -> Tensor:

@@ -1,0 +1,298 @@
+/* Quadratic programs: the minimum of y' M y / 2 + q' y on the set, with its multipliers; and linear systems on a face.
+
+   With M = L L' and z = L' y, the minimum is the projection of -L^-1 q on the white rows (metric.c). M^-1 q, which is far
+   away where M is nearly singular, is never formed. On its face
+
+     [M A'; A 0] [y; lambda] = [-q; b].
+
+   White rows are a' = L^-1 a = sum R q, with the factors of the face. So for right sides (v, u) the system has the solution
+
+     c = R^-T u,   p = L^-T (v' - Q' (Q v' - c)),   s = R^-1 (Q v' - c),   v' = L^-1 v.
+
+   y and lambda are refined by it: v and u are what they miss, summed in pairs. Then they are judged: rows as ever, lambda by
+   its signs and by -q - M y - A' lambda, which may be no more than rounding of its terms. What passes is the minimum. */
+#include "internal.h"
+
+/* The face of the rows in `active`: none where f itself is the answer, though it has equalities. `known`: it is there. */
+FN void build_face(Work *work, const int8_t *active, int known) {
+    int held = 0;
+    for (Index i = 0; i < work->rows.m && !held; i++) held = active[i] != 0;
+    if (!held) clear_face(&work->rows, &work->face);
+    else if (!known) rebuild_face(work, active);
+}
+
+/* Solve on the white face of k rows: v, (n,), becomes L' p; u, (k,) of scaled rows, is used up; s gets their part. */
+FN void solve_white(Face *face, double *v, double *u, double *s, Index n) {
+    for (Index j = 0; j < face->k; j++) face->d[j] = along(face, j, v, n);
+    for (Index j = 0; j < face->k; j++) { /* R' c = u */
+        const double *line = face->R + (size_t)j * (size_t)n;
+        u[j] *= face->inverse[j];
+        subtract(u + j + 1, u[j], line + j + 1, face->k - j - 1);
+        face->d[j] -= u[j];
+    }
+    for (Index j = 0; j < face->k; j++) move(face, j, face->d[j], v, n);
+    in_rows(face, 0, face->d, s, n);
+}
+
+/* high + low += x a, entry by entry, with the error of every operation; size += the sizes. */
+FN void gather(double *RESTRICT high, double *RESTRICT low, double *RESTRICT size, double x, const double *RESTRICT a, Index n) {
+    for (Index j = 0; j < n; j++) {
+        double term = x * a[j], rest = fma(x, a[j], -term), sum = high[j] + term, part = sum - high[j];
+        low[j] += ((high[j] - (sum - part)) + (term - part)) + rest;
+        high[j] = sum;
+        size[j] += fabs(term);
+    }
+}
+
+/* What a minimum is refined with: its multipliers, (m,), of scaled rows and the scaled metric; what stationarity misses,
+   (n,), and the sum of the sizes of its terms. */
+typedef struct {
+    double *lambda, *miss, *low, *size;
+} Dual;
+
+/* dual.miss = -q - M y - A' lambda; M = 0 without a metric. */
+FN void stationarity(const CaffnetBatch *batch, int64_t b, const Work *work, const Metric *metric, Dual *dual) {
+    const Rows *s = &work->rows;
+    Index n = s->n, exponent = metric ? metric->exponent : 0;
+    for (Index j = 0; j < n; j++) {
+        dual->miss[j] = -times_power(load(batch->f, b * batch->f_step + j, work->single), exponent);
+        dual->low[j] = 0.0;
+        dual->size[j] = fabs(dual->miss[j]);
+    }
+    for (Index j = 0; metric && j < n; j++) {
+        if (metric->diagonal) gather(dual->miss + j, dual->low + j, dual->size + j, -work->y[j], metric->M + j, 1);
+        else gather(dual->miss, dual->low, dual->size, -work->y[j], metric->M + (size_t)j * (size_t)n, n);
+    }
+    for (Index i = 0; i < s->m; i++)
+        if (dual->lambda[i] != 0.0)
+            gather(dual->miss, dual->low, dual->size, -dual->lambda[i], s->A + (size_t)i * (size_t)n, n);
+    for (Index j = 0; j < n; j++) dual->miss[j] += dual->low[j];
+}
+
+/* Whether what is missed is at most a `share` of its terms; a multiplier that should vanish is rounding of the others. */
+FN int is_stationary(const Work *work, const Dual *dual, double share) {
+    Index n = work->rows.n;
+    double least = (work->single ? 0x1p-23 : 0x1p-52) * largest(dual->size, n) + work->t.underflow;
+    for (Index j = 0; j < n; j++)
+        if (!(fabs(dual->miss[j]) <= share * dual->size[j] + least)) return 0;
+    return 1;
+}
+
+/* Move work->y and the multipliers by the solution of the system with what they miss. */
+FN void refine_minimum(Work *work, Metric *metric, Dual *dual) {
+    const Rows *own = &work->rows, *white = &metric->work.rows;
+    Face *face = &metric->work.face;
+    Index n = own->n;
+    double *u = face->r, *s = metric->work.other, *v = dual->miss;
+    for (Index j = 0; j < face->k; j++) {
+        Index i = face->rows[j];
+        Pair sum = {face->sides[j] > 0 ? own->high[i] : own->low[i], 0.0};
+        for (Index c = 0; c < n; c++) sum = pair_add_product(sum, -own->A[(size_t)i * (size_t)n + (size_t)c], work->y[c]);
+        u[j] = times_power(sum.high + sum.low, white->exponent[i] - own->exponent[i]);
+    }
+    solve_lower(metric, v, n);
+    solve_white(face, v, u, s, n);
+    from_white(metric, v, n);
+    for (Index j = 0; j < n; j++) work->y[j] += v[j];
+    for (Index j = 0; j < face->k; j++) {
+        Index i = face->rows[j];
+        dual->lambda[i] += times_power(s[j], white->exponent[i] - own->exponent[i]);
+    }
+}
+
+/* Refine work->y and its multipliers on the white face until what they miss is rounding. */
+FN void refine_fully(const CaffnetBatch *batch, int64_t b, Work *work, Metric *metric, Dual *dual) {
+    for (int again = 0; again < 6; again++) {
+        stationarity(batch, b, work, metric, dual);
+        if (again > 0 && is_stationary(work, dual, 0x1p-52)) return; /* the first one finds the multipliers */
+        refine_minimum(work, metric, dual);
+    }
+}
+
+/* Let go of rows whose multiplier has the wrong sign, by rounding: rows that pull by nothing. Whether there were any. */
+FN int release(Work *work, Metric *metric, Dual *dual) {
+    Face *face = &metric->work.face;
+    int any = 0;
+    for (Index j = face->k - 1; j >= face->base; j--) {
+        Index i = face->rows[j];
+        if (dual->lambda[i] * (double)face->sides[j] >= 0.0) continue;
+        drop(face, j, work->rows.n);
+        dual->lambda[i] = 0.0;
+        metric->active[i] = work->face.held[i] = 0;
+        any = 1;
+    }
+    return any;
+}
+
+/* Refine the minimum in work->y, and put it on the user's rows; its worth. `proven`: it is the minimum. */
+FN int polish(const CaffnetBatch *batch, int64_t b, Work *work, Metric *metric, Dual *dual, int *proven) {
+    const Rows *s = &work->rows;
+    for (Index i = 0; i < s->m; i++) dual->lambda[i] = 0.0;
+    refine_fully(batch, b, work, metric, dual);
+    if (release(work, metric, dual)) {
+        refine_fully(batch, b, work, metric, dual);
+        (void)release(work, metric, dual);
+    }
+    int state = settle_in_metric(work, metric);
+    if (state == REJECTED) return REJECTED;
+    stationarity(batch, b, work, metric, dual);
+    *proven = is_stationary(work, dual, work->t.feasibility);
+    return *proven ? state : CAFFNET_WITHIN_TOL;
+}
+
+/* Half of the rows are about this near to the origin, in scaled units: the mean of the exponents of their bounds. */
+FN Index room_of(const Work *work) {
+    const Rows *s = &work->rows;
+    Index sum = 0, count = 0;
+    for (Index i = 0; i < s->m; i++) {
+        double near = smaller(fabs(s->low[i]), fabs(s->high[i]));
+        if (near == 0.0 || !is_finite(near)) continue;
+        sum += exponent_of(near);
+        count++;
+    }
+    return count > 0 ? sum / count : 0;
+}
+
+/* Add to the multipliers what the rows of the face can take of dual.miss, within their signs. */
+FN void add_multipliers(Work *work, Dual *dual) {
+    const Rows *s = &work->rows;
+    Face *face = &work->face;
+    double *u = face->r, *part = work->spare;
+    if (!s->boxed) {
+        if (!work->ready) { /* its marks are not those of its factors */
+            for (Index i = 0; i < s->m; i++) work->stood[i] = face->held[i];
+            rebuild_face(work, work->stood);
+        }
+        for (Index j = 0; j < face->k; j++) u[j] = 0.0;
+        solve_white(face, dual->miss, u, part, s->n);
+        for (Index j = 0; j < face->k; j++) dual->lambda[face->rows[j]] += part[j];
+    }
+    for (Index i = 0; i < s->m; i++) {
+        Index j = s->plain[i];
+        if (face->held[i] == 0) continue;
+        if (s->boxed) dual->lambda[i] += s->A[(size_t)i * (size_t)s->n + (size_t)j] * dual->miss[j];
+        if (!s->equal[i] && dual->lambda[i] * (double)face->held[i] < 0.0) dual->lambda[i] = 0.0;
+    }
+}
+
+/* Minimise q' y over sample b by one far step, the projection of -t q: its end if the multipliers prove it. */
+FN int minimise_linear(const CaffnetBatch *batch, void *multiplier, int64_t b, int sound, Work *work, CaffnetProof *proof) {
+    Rows *s = &work->rows;
+    Index n = s->n, m = s->m;
+    int single = (int)batch->single, state = sound ? load_sample(batch, b, work) : CAFFNET_INVALID;
+    for (Index i = 0; i < m; i++) store(multiplier, b * batch->m + i, NAN, single);
+    if (state == CAFFNET_INVALID) {
+        write_nothing(batch, b, state);
+        return state;
+    }
+    double top = largest(work->f, n);
+    Index far = top > 0.0 && s->shift == 0 ? room_of(work) - exponent_of(top) + 16 : -2000;
+    for (Index j = 0; j < n; j++) work->g[j] = work->f[j] = far > -900 && far < 900 ? -times_power(work->f[j], far) : 0.0;
+    if (state != CONFLICT) state = project(work, CAFFNET_ACTIVE, batch->start ? batch->start + b * m : NULL);
+    if (state == CONFLICT || state == REJECTED) {
+        state = approach(work, 0, proof);
+        if (state == CAFFNET_INFEASIBLE && !batch->nearest) write_nothing(batch, b, state);
+        else write_answer(batch, b, work, state);
+        return state;
+    }
+    Dual dual = {work->unit, work->ordinary, work->other, work->walk.g};
+    int proven = 0;
+    for (Index i = 0; i < m; i++) dual.lambda[i] = 0.0;
+    for (int again = 0; again < 3 && !proven && s->shift == 0; again++) {
+        stationarity(batch, b, work, NULL, &dual);
+        add_multipliers(work, &dual);
+        stationarity(batch, b, work, NULL, &dual);
+        proven = is_stationary(work, &dual, work->t.feasibility);
+    }
+    for (Index i = 0; i < m && proven; i++)
+        store(multiplier, b * batch->m + i, times_power(dual.lambda[i], s->exponent[i]), single);
+    write_answer(batch, b, work, proven ? CAFFNET_PROJECTED : CAFFNET_WITHIN_TOL);
+    return batch->status[b];
+}
+
+/* Minimise over sample b; its status. */
+FN int minimise(const CaffnetBatch *batch, void *multiplier, int64_t b, int sound, Work *work, Metric *metric,
+                CaffnetProof *proof) {
+    Rows *s = &work->rows;
+    Index n = s->n, m = s->m;
+    int single = (int)batch->single, state = CAFFNET_INVALID;
+    for (Index i = 0; i < m; i++) store(multiplier, b * batch->m + i, NAN, single);
+    if (sound && load_sample(batch, b, work) != CAFFNET_INVALID && whiten(batch, b, metric, &work->t)) {
+        copy(work->f, metric->f, n);
+        from_white(metric, work->f, n);
+        for (Index j = 0; j < n; j++) work->g[j] = work->f[j] = times_power(work->f[j], s->shift);
+        state = decide(&metric->batch, 0, &metric->work, proof);
+    }
+    if (state == CAFFNET_INVALID) {
+        write_nothing(batch, b, state);
+        return state;
+    }
+    if (state == CAFFNET_INFEASIBLE) {
+        state = approach(work, 0, proof);
+        if (state == CAFFNET_INFEASIBLE && !batch->nearest) write_nothing(batch, b, state);
+        else write_answer(batch, b, work, state);
+        return state;
+    }
+    build_face(&metric->work, metric->active, metric->work.ready && !metric->work.rows.boxed);
+    return_from_white(work, metric);
+    Dual dual = {work->unit, work->ordinary, work->other, work->walk.g};
+    int inside = state == CAFFNET_INSIDE, proven = 0;
+    state = s->shift == 0 ? polish(batch, b, work, metric, &dual, &proven) : REJECTED;
+    if (state == REJECTED) { /* a near miss, to be begun again from here: the nearest point to it */
+        copy(work->f, work->y, n);
+        copy(work->g, work->y, n);
+        state = project(work, CAFFNET_ACTIVE, NULL);
+        if (state == CONFLICT || state == REJECTED) state = approach(work, 0, proof);
+        else state = CAFFNET_WITHIN_TOL;
+    } else {
+        if (inside && state == CAFFNET_PROJECTED) state = CAFFNET_INSIDE;
+        for (Index i = 0; i < m && proven; i++)
+            store(multiplier, b * batch->m + i, times_power(dual.lambda[i], s->exponent[i] - metric->exponent), single);
+    }
+    if (state == CAFFNET_INFEASIBLE && !batch->nearest) write_nothing(batch, b, state);
+    else write_answer(batch, b, work, state);
+    return state;
+}
+
+/* Solve the system of sample b. */
+FN void solve_system(const CaffnetBatch *batch, const CaffnetSystem *system, int64_t b, int sound, Work *work, Metric *metric) {
+    Work *white = metric ? &metric->work : work;
+    const CaffnetBatch *rows = metric ? &metric->batch : batch;
+    Rows *s = &white->rows;
+    Face *face = &white->face;
+    Index n = s->n, m = s->m;
+    int single = (int)batch->single;
+    int64_t first = b * batch->n, line = b * batch->m;
+    const int8_t *active = batch->active + line;
+    double *v = work->ordinary, *u = work->walk.g, *q = work->other;
+    sound = sound && (!metric || whiten(batch, b, metric, &work->t)) && load_sample(rows, metric ? 0 : b, white) != CAFFNET_INVALID;
+    for (Index i = 0; i < m; i++) store(system->s, line + i, sound ? 0.0 : NAN, single);
+    for (Index j = 0; j < n; j++) {
+        v[j] = sound ? load(system->v, b * system->v_step + j, single) : NAN;
+        if (metric) v[j] = times_power(v[j], metric->exponent);
+    }
+    if (sound && s->boxed && !metric) { /* rows +-y_j: no factors are needed, nor their memory */
+        for (Index i = 0; i < m; i++) {
+            if (active[i] == 0) continue;
+            Index j = s->plain[i];
+            double sign = s->A[(size_t)i * (size_t)n + (size_t)j];
+            double right = system->u ? times_power(load(system->u, b * system->u_step + i, single), s->exponent[i]) : 0.0;
+            store(system->s, line + i, times_power(sign * v[j] - right, s->exponent[i]), single);
+            v[j] = sign * right;
+        }
+    } else if (sound) {
+        build_face(white, active, 0);
+        for (Index j = 0; j < face->k; j++) {
+            Index i = face->rows[j];
+            u[j] = system->u ? times_power(load(system->u, b * system->u_step + i, single), s->exponent[i]) : 0.0;
+        }
+        if (metric) solve_lower(metric, v, n);
+        solve_white(face, v, u, q, n);
+        for (Index j = 0; j < face->k; j++) {
+            Index i = face->rows[j];
+            store(system->s, line + i, times_power(q[j], s->exponent[i] - (metric ? metric->exponent : 0)), single);
+        }
+        if (metric) from_white(metric, v, n);
+    }
+    for (Index j = 0; j < n; j++) store(system->p, first + j, v[j], single);
+}

@@ -1,0 +1,297 @@
+"""The minimum of ``y'Qy/2 + q'y`` on a set where Q may be singular or zero: a linear or convex quadratic program.
+
+Where Q is positive definite the kernel finds and proves the minimum at once. Else a sequence of such problems leads there,
+
+    y <- argmin  x'(Q + ε I)x/2 + (q - ε y)'x   over x in the set,
+
+the proximal-point method. Its every step is a projection; for ``Q = 0`` that of ``y - q/ε``. Each face that it comes by is
+asked for the minimum itself: multipliers λ with ``Qy + q + Aᵀλ = 0`` and the right signs prove one, and the sequence ends,
+exactly, not in a limit. For a linear program it must: the steps end after finitely many (Rockafellar 1976), and one is
+enough once ε is small. What is asked of a proof is in `_is_rounding`. A Q that is definite, but so nearly singular that the
+kernel found no proof, is given to it again as a problem in the distance to y, whose numbers are smaller.
+
+**Without a minimum.** The objective falls without end on a set that has a point if and only if a direction d has
+``Qd = 0``, ``q'd < 0`` and stays inside: ``A d <= 0`` at upper bounds and ``>= 0`` at lower ones. These d are a cone.
+Its point nearest to ``-q`` is such a direction, or 0 if there is none.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from caffnet import tolerance
+from caffnet._solve import run
+from caffnet._solve.face import dot
+from caffnet._solve.problem import Answer, Options, Problem, Status, is_diagonal
+from caffnet._solve.stationary import apply, full, pull
+
+_ROUNDS = 60
+_ASKED_FOR_A_RAY = 2  # the round after which a sample without a minimum is looked into
+_RESTARTS = 4  # of a problem that is definite, but not to rounding, before it is damped
+_REFINED = 3  # times that multipliers are refined before they are judged
+_QUIET = Options(search="active", on_infeasible="nan")
+
+
+@dataclasses.dataclass
+class Minimum:
+    """What was found.
+
+    Attributes:
+        answer: the points.
+        multipliers: ``(B, m)``; NaN where there is no minimum.
+        ray: a direction in which the objective falls without end, ``(B, n)``; zero where there is none.
+        definite: whether Q is positive definite in every sample.
+    """
+
+    answer: Answer
+    multipliers: Tensor
+    ray: Tensor
+    definite: bool
+
+
+def minimise(problem: Problem, nearest: bool, start: Tensor | None = None) -> Minimum:
+    """Minimise over every sample; nothing is raised.
+
+    Args:
+        problem: q in place of f, Q as the metric; None for zero.
+        nearest: whether samples without a point get that of least violation, not NaN.
+        start: rows to begin with, ``(B, m)``, int8.
+    """
+    options = Options(search="active", on_infeasible="nearest" if nearest else "nan")
+    samples, m = len(problem.f), problem.A.shape[-2]
+    if start is None and samples > 1 and problem.A.ndim == 2 and problem.f.stride(0) == 0:
+        # One objective and one A for all: the rows of the first minimum are a good guess for the others.
+        first = minimise(_at(problem, torch.zeros(1, dtype=torch.long), double=False), nearest)
+        start = first.answer.active.expand(samples, m).contiguous()
+    answer, multipliers = run.minimise(problem, options, start)
+    unproven = (answer.status <= Status.WITHIN_TOL) & multipliers.isnan().any(-1)
+    singular = problem.metric is None
+    found = Minimum(answer, multipliers, torch.zeros_like(answer.value), not singular)
+    if unproven.any():
+        _descend(problem, found, unproven.nonzero().squeeze(-1), singular, options)
+    indefinite = answer.status == Status.INVALID
+    if not singular and indefinite.any():
+        found.definite = False
+        answer.value[indefinite], answer.active[indefinite] = 0.0, 0
+        convexly = indefinite & convex(problem)
+        if convexly.any():
+            _descend(problem, found, convexly.nonzero().squeeze(-1), True, options)
+        answer.value[answer.status == Status.INVALID] = torch.nan
+    return found
+
+
+def _at(p: Problem, places: Tensor, double: bool = True) -> Problem:
+    """Some samples of a problem, in double precision; what all share stays as it is."""
+    tensors = [
+        t if t is None or t.ndim == core else t[places] for t, core in zip(p.tensors, (1, 1, 2, 1, 1, 2), strict=True)
+    ]
+    if double:
+        tensors = [None if t is None else t.double() for t in tensors]
+    return p.replace_tensors(*tensors)  # pyright: ignore[reportArgumentType]
+
+
+def _descend(problem: Problem, found: Minimum, places: Tensor, damped: bool, options: Options) -> None:
+    """Take the samples at these places down to their minimum; what is found is written into `found`."""
+    answer, p = found.answer, _at(problem, places)
+    y, side, before = answer.value[places].double(), answer.active[places], answer.status[places]
+    for number in range(_ROUNDS):
+        if damped or number >= _RESTARTS:
+            metric, ε = _damping(p, y, number)
+            y, side, status = _step(p, y, side, metric, ε, before > Status.WITHIN_TOL if number == 0 else None)
+        else:
+            metric = p.metric
+            y, side, status = _restart(p, y, side)
+        y, multipliers, proven = _ask(p, y, side, metric)
+        done = proven
+        if number == 0:
+            lost = (before > Status.WITHIN_TOL) & (status > Status.WITHIN_TOL)
+            if lost.any():  # no point: nothing to minimise
+                empty = _at(problem, places[lost], double=False)
+                none = run.solve(empty._replace(f=torch.zeros_like(empty.f), metric=None), options)
+                answer.value[places[lost]], answer.active[places[lost]] = none.value, none.active
+                answer.status[places[lost]] = none.status
+                proven, done = proven & ~lost, proven | lost
+        if number == _ASKED_FOR_A_RAY:
+            ray = _fall(p, ~done)
+            endless = (ray != 0).any(-1)
+            found.ray[places] = ray.to(found.ray.dtype)
+            answer.value[places[endless]], answer.active[places[endless]] = torch.nan, 0
+            answer.status[places[endless]] = Status.UNBOUNDED
+            done = done | endless
+        ready = proven | ~done if number == _ROUNDS - 1 else proven
+        if ready.any():
+            _finish(problem, found, places[ready], y[ready], side[ready], multipliers[ready], proven[ready])
+        if done.all():
+            return
+        if done.any():
+            keep = (~done).nonzero().squeeze(-1)
+            places, p, y, side = places[keep], _at(p, keep), y[keep], side[keep]
+
+
+def _finish(
+    problem: Problem, found: Minimum, places: Tensor, y: Tensor, side: Tensor, multipliers: Tensor, proven: Tensor
+) -> None:
+    """Write points in the user's numbers, put onto their rows, with their multipliers."""
+    own, answer = _at(problem, places, double=False), found.answer
+    near = run.solve(own._replace(f=y.to(own.f.dtype), metric=None), _QUIET)
+    status = torch.where((side == 0).all(-1), Status.INSIDE, Status.PROJECTED)
+    answer.status[places] = torch.where(proven, status, Status.WITHIN_TOL).to(torch.int8)
+    answer.value[places], answer.active[places] = near.value, side
+    found.multipliers[places] = multipliers.to(found.multipliers.dtype)
+
+
+def convex(p: Problem) -> Tensor:
+    """Whether Q has no eigenvalue below zero, but for rounding, ``(B,)``."""
+    if p.metric is None:
+        return torch.ones(len(p.f), dtype=torch.bool, device=p.f.device)
+    numbers = p.metric.isfinite().all((-1, -2))
+    Q = torch.where(numbers[..., None, None], p.metric, 0.0)
+    sizes = Q.squeeze(-2) if is_diagonal(Q) else torch.linalg.eigvalsh((Q + Q.mT) / 2)
+    least = -tolerance.flat(Q.dtype, Q.shape[-1]) * sizes.abs().amax(-1)
+    return (numbers & (sizes.amin(-1) >= least)).expand(len(p.f))
+
+
+# ------------------------------------------------------------------------------------------------- one step
+
+
+def _damping(p: Problem, y: Tensor, number: int) -> tuple[Tensor | None, Tensor]:
+    """``Q + ε I``, or None where Q is zero, and ε, ``(B, 1)`` or ``(1, 1)`` for a Q that the batch shares."""
+    # The room around y: the median distance to its rows, which far-away bounds do not change.
+    value = _values(p.A, y)
+    distance = torch.minimum((p.upper - value).abs(), (value - p.lower).abs()) / torch.linalg.vector_norm(p.A, dim=-1)
+    room = torch.where(distance.isfinite(), distance, torch.nan).nanmedian(-1).values.nan_to_num(0.0)
+    room = room + y.abs().amax(-1)
+    steep = _slope(p, y).abs().amax(-1).clamp_min(torch.finfo(y.dtype).tiny)
+    far = tolerance.PROXIMAL[number % len(tolerance.PROXIMAL)] * torch.where(room > 0, room, 1.0)
+    Q = p.metric
+    if Q is None:
+        return None, (steep / far).unsqueeze(-1)
+    top = Q.abs().amax((-1, -2))
+    least, most = (share * torch.where(top > 0, top, 1.0) for share in tolerance.DAMPING)
+    ε = torch.minimum(torch.maximum(steep / far if Q.ndim == 3 else (steep / far).median(), least), most)
+    one = torch.ones_like(Q) if is_diagonal(Q) else torch.eye(Q.shape[-1]).to(Q)
+    return Q + ε[..., None, None] * one, ε.reshape(-1, 1)
+
+
+def _step(
+    p: Problem, y: Tensor, side: Tensor, metric: Tensor | None, ε: Tensor, outside: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The next point, its rows, and how they were found; the same ones where rounding leads up instead of down.
+
+    Samples that were `outside` of the set may go up.
+    """
+    if metric is None:
+        found = run.solve(p._replace(f=y - p.f / ε), _QUIET, side)
+    else:
+        found, _ = run.minimise(p._replace(f=p.f - ε * y, metric=metric), _QUIET, side)
+    before, now = _objective(p, y), _objective(p, found.value)
+    down = now <= before + tolerance.optimal(y.dtype) * before.abs()
+    down = down if outside is None else down | outside
+    good = (down & (found.status <= Status.WITHIN_TOL)).unsqueeze(-1)
+    return torch.where(good, found.value, y), torch.where(good, found.active, side), found.status
+
+
+def _restart(p: Problem, y: Tensor, side: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The problem in ``x = y' - y``, whose numbers are smaller, solved from there."""
+    value = _values(p.A, y)
+    here = p._replace(f=_slope(p, y), lower=p.lower - value, upper=p.upper - value)
+    found, _ = run.minimise(here, _QUIET, side)
+    good = (found.status <= Status.WITHIN_TOL).unsqueeze(-1)
+    return torch.where(good, y + found.value, y), torch.where(good, found.active, side), found.status
+
+
+def _values(A: Tensor, y: Tensor) -> Tensor:
+    return y @ A.mT if A.ndim == 2 else (A @ y.unsqueeze(-1)).squeeze(-1)
+
+
+def _objective(p: Problem, y: Tensor) -> Tensor:
+    return dot(_slope(p, y) + p.f, y) / 2
+
+
+def _slope(p: Problem, y: Tensor) -> Tensor:
+    return p.f if p.metric is None else apply(p.metric, y) + p.f
+
+
+# ------------------------------------------------------------------------------------------------- proofs
+
+
+def _ask(p: Problem, y: Tensor, side: Tensor, metric: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Ask a face for the minimum: the point, its multipliers, and whether they prove it.
+
+    The multipliers alone are looked for first; where they do not prove the point, it is moved along its face as well.
+    """
+    face, system = Answer(y, side.new_zeros(len(y)), side), p._replace(f=torch.zeros_like(y), metric=metric)
+    bound = torch.where(side > 0, p.upper, torch.where(side < 0, p.lower, 0.0))
+    point, multipliers = y, torch.zeros_like(bound)
+    proven = torch.zeros(len(y), dtype=torch.bool, device=y.device)
+    for moved in (False, True) if p.metric is not None else (False,):
+        at, pulled, miss = y, torch.zeros_like(bound), -_slope(p, y)
+        for _ in range(_REFINED):
+            right = torch.where(side != 0, bound - _values(p.A, at), 0.0) if moved else None
+            step, more = run.solve_system(system, face, miss, right)
+            pulled, at = pulled + more, at + step if moved else at
+            signed = torch.where((p.lower == p.upper) | (pulled * side >= 0), pulled, 0.0)
+            left, size = _balance(p, at, signed)
+            now = _is_rounding(left, size) & _holds(p, at, side)
+            taken = (~proven & now if moved else ~proven).unsqueeze(-1)
+            point, multipliers = torch.where(taken, at, point), torch.where(taken, signed, multipliers)
+            proven = proven | now
+            miss = -(_slope(p, at) + pull(p.A, pulled))
+            # What is missed by more than half of the digits is no matter of rounding.
+            near = miss.abs().amax(-1) <= tolerance.optimal(y.dtype) * size.amax(-1)
+            if not (~proven & (near | moved)).any():
+                break
+        if proven.all():
+            break
+    return point, multipliers, proven
+
+
+def _balance(p: Problem, y: Tensor, multipliers: Tensor) -> tuple[Tensor, Tensor]:
+    """``Qy + q + Aᵀλ``, and the sum of the sizes of its terms, ``(B, n)``."""
+    size = p.f.abs() + pull(p.A.abs(), multipliers.abs())
+    if p.metric is not None:
+        size = size + apply(p.metric.abs(), y.abs())
+    return _slope(p, y) + pull(p.A, multipliers), size
+
+
+def _is_rounding(miss: Tensor, size: Tensor) -> Tensor:
+    """Whether all that is missed is rounding of its terms, ``(B,)``: the proof of a minimum, as the kernel asks for it."""
+    # A multiplier that should vanish is of the size of the last place of the others.
+    least = torch.finfo(miss.dtype).eps * size.amax(-1, keepdim=True) + tolerance.underflow(miss.dtype)
+    return (miss.abs() <= tolerance.feasibility(miss.dtype, miss.shape[-1]) * size + least).all(-1)
+
+
+def _holds(p: Problem, y: Tensor, side: Tensor) -> Tensor:
+    """Whether a point lies on the rows of its face and within the others, up to rounding, ``(B,)``."""
+    share, value = tolerance.feasibility(y.dtype, y.shape[-1]), _values(p.A, y)
+    room = 2 * share * (p.A.abs().sum(-1) * y.abs().amax(-1, keepdim=True) + value.abs()) + tolerance.underflow(y.dtype)
+    high = torch.where(side < 0, p.lower, p.upper)
+    low = torch.where(side > 0, p.upper, p.lower)
+    return ((value <= high + room) & (value >= low - room)).all(-1)
+
+
+def _fall(p: Problem, which: Tensor) -> Tensor:
+    """A direction in which the objective falls without end, ``(B, n)``, of samples in question; else zero."""
+    falls = torch.zeros_like(p.f)
+    some = which.nonzero().squeeze(-1)
+    p = _at(p, some)
+    n = p.f.shape[-1]
+    A, low, high = p.A, torch.where(p.lower > -torch.inf, 0.0, p.lower), torch.where(p.upper < torch.inf, 0.0, p.upper)
+    if p.metric is not None:  # the directions with curvature, as equalities
+        sizes, along = torch.linalg.eigh(full(p.metric, p.A))
+        curved = sizes > tolerance.flat(sizes.dtype, n) * sizes.amax(-1, keepdim=True)
+        rows = torch.where(curved.unsqueeze(-1), along.mT, 0.0)
+        batch = rows.shape[:-2] or A.shape[:-2]
+        A = torch.cat([A.expand(*batch, *A.shape[-2:]), rows.expand(*batch, n, n)], -2)
+        zero = low.new_zeros(n)
+        low, high = (torch.cat([t, zero.expand(*t.shape[:-1], n)], -1) for t in (low, high))
+    scale = p.f.abs().amax(-1, keepdim=True)
+    goal = -p.f / torch.where(scale > 0, scale, 1.0)
+    cone = Problem(goal, None, A, low, high, None, "B" * A.shape[-2], None, (len(goal),))
+    d = run.solve(cone, _QUIET).value.nan_to_num(0.0)
+    steep = d.abs().amax(-1, keepdim=True) > tolerance.RAY
+    falls[some] = torch.where(steep, d, 0.0)
+    return falls

@@ -1,0 +1,227 @@
+"""Multipliers, and the derivative of a minimum together with them.
+
+The minimum of ``y'Qy/2 + q'y`` on a set is a projection in the metric Q, and every projection is such a minimum:
+``q = -M f``. On its face γ, the point and the multipliers λ solve
+
+    [ Q    A_γᵀ ] [ y ]   [ -q  ]
+    [ A_γ  0    ] [ λ ] = [ b_γ ],          λ >= 0 at upper bounds, <= 0 at lower ones, any sign at equalities.
+
+With (v, u) the incoming gradient of (y, λ), let (p, s) be the solution for the right side (v, u). Then
+
+    ∂q = -p,   ∂b = s,   ∂A = -(λ pᵀ + s yᵀ),   ∂Q = -(p yᵀ + y pᵀ) / 2.
+
+**Q that is singular.** Rows that y is held on anyway may be added to Q: ``Q + A_γᵀ D A_γ`` has the same p, and its s is
+short of ``D u``. It is positive definite wherever the system has one solution, so the kernel can factorise it. Where it
+is not, the minimum is one of many; those directions in which it may move freely are left out: they get no gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from caffnet import tolerance
+from caffnet._solve import run
+from caffnet._solve.face import dot, product
+from caffnet._solve.problem import Answer, Options, Problem, Status, is_diagonal
+
+
+def apply(Q: Tensor | None, y: Tensor) -> Tensor:
+    """``Q y``, ``(B, n)``; Q as the metric of a `Problem`, None for the identity."""
+    if Q is None:
+        return y
+    return y * Q.squeeze(-2) if is_diagonal(Q) else product((Q + Q.mT) / 2, y)
+
+
+def pull(A: Tensor, multipliers: Tensor) -> Tensor:
+    """``Aᵀ λ``, ``(B, n)``."""
+    return multipliers @ A if A.ndim == 2 else (multipliers.unsqueeze(-2) @ A).squeeze(-2)
+
+
+# ------------------------------------------------------------------------------------------------- of a projection
+
+
+def multipliers(problem: Problem, answer: Answer) -> Tensor:
+    """Those of the nearest points to f, ``(B, m)``; NaN where there is no answer. Differentiable.
+
+    ``M (f - y) = Aᵀ λ``: the coefficients on the rows of the face, which are independent. Where rounding chose a face whose
+    coefficients have a wrong sign, as between rows that all go through y, the cone of the touching rows has the right
+    ones: λ are also the multipliers of the point of ``{a_i x <= 0}`` that is nearest to ``f - y``, which is 0.
+    """
+    with torch.no_grad():
+        p = problem.detach()
+        apart = apply(p.metric, p.f - answer.value)
+        nothing = p._replace(f=torch.zeros_like(p.f), w=None)
+        found = run.solve_system(nothing, answer, apart, None)[1]
+        size = found.abs().amax(-1, keepdim=True) if found.shape[-1] else found
+        wrong = _wrong_side(p, answer, found) > tolerance.tie(p.f.dtype, p.f.shape[-1]) * size
+        found = torch.where(_wrong_side(p, answer, found) > 0, 0.0, found)
+        lost = (answer.status > Status.WITHIN_TOL).unsqueeze(-1)
+        again = wrong.any(-1) & ~lost.squeeze(-1)
+        if again.any():
+            found[again] = _on_cone(p, answer, apart, again)
+        found = torch.where(lost, torch.nan, found)
+    q = -apply(problem.metric, problem.f)
+    known = torch.where(found.isfinite(), found, 0.0)
+    attached = attach(problem._replace(f=q, w=None), answer, known, singular=False)[1]
+    return torch.where(lost, torch.nan, attached)
+
+
+def _wrong_side(p: Problem, answer: Answer, found: Tensor) -> Tensor:
+    """How far each multiplier lies on the side that its bound does not allow; 0 for an equality."""
+    side = torch.where(p.lower == p.upper, 0, answer.active).to(found.dtype)
+    return (-side * found).clamp_min(0.0)
+
+
+def _on_cone(p: Problem, answer: Answer, apart: Tensor, which: Tensor) -> Tensor:
+    """Multipliers from the cone of all rows that the point touches."""
+    n = p.f.shape[-1]
+    A, lower, upper, metric = (
+        t if t is None or t.ndim == core else t[which]
+        for t, core in ((p.A, 2), (p.lower, 1), (p.upper, 1), (p.metric, 2))
+    )
+    assert A is not None and lower is not None and upper is not None
+    y, active = answer.value[which], answer.active[which]
+    value = y @ A.mT if A.ndim == 2 else product(A, y)
+    room = 4 * tolerance.feasibility(y.dtype, n) * (A.abs().sum(-1) * y.abs().amax(-1, keepdim=True) + value.abs())
+    room = room + tolerance.underflow(y.dtype)
+    free = torch.full_like(value, torch.inf)
+    high = torch.where((active > 0) | (value - upper >= -room), 0.0, free)
+    low = torch.where((active < 0) | (lower - value >= -room), 0.0, -free)
+    low, high = (torch.where(lower == upper, 0.0, t) for t in (low, high))
+    metric = y.new_ones(1, n) if metric is None else metric
+    cone = Problem(-apart[which], None, A, low, high, metric, "B" * A.shape[-2], None, (len(y),))
+    found = run.minimise(cone, Options(search="active", on_infeasible="nan"))[1]
+    return torch.where(found.isfinite(), found, 0.0)
+
+
+# ------------------------------------------------------------------------------------------------- the derivative
+
+
+def attach(problem: Problem, answer: Answer, multipliers: Tensor, singular: bool) -> tuple[Tensor, Tensor]:
+    """The value of a minimum and its multipliers, with the gradient by q (in place of f), A, the bounds and Q.
+
+    Args:
+        problem: f is q, the metric is Q; None for the identity, or zero if `singular`.
+        answer: the minimum; its active rows are independent.
+        multipliers: ``(B, m)``.
+        singular: whether Q may be singular.
+    """
+    data = problem.f, problem.A, problem.lower, problem.upper, problem.metric
+    if not (torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in data)):
+        return answer.value, multipliers
+    given = answer.value, multipliers, answer.status, answer.active, problem.row_kinds, singular
+    return _Attached.apply(*data, *given)
+
+
+class _Attached(torch.autograd.Function):
+    """A minimum and its multipliers, differentiated on their face."""
+
+    @staticmethod
+    def forward(ctx: Any, *given: Any) -> tuple[Tensor, Tensor]:
+        *data, value, multipliers, status, active, ctx.row_kinds, ctx.singular = given
+        ctx.save_for_backward(*data, value, multipliers, status, active)
+        return value.view_as(value), multipliers.view_as(multipliers)
+
+    @staticmethod
+    def backward(ctx: Any, *incoming: Tensor):
+        *data, value, multipliers, status, active = ctx.saved_tensors
+        wanted = ctx.needs_input_grad[:5]
+        problem = Problem(data[0], None, *data[1:], ctx.row_kinds, None, (len(value),))
+        answer = Answer(value, status, active)
+        v, u = incoming
+        if torch.is_grad_enabled():
+            slopes = _again(problem, answer, wanted, v, u, ctx.singular)
+        else:
+            p, s = _solve(problem, answer, v, u, ctx.singular)
+            slopes = _slopes(problem, answer, multipliers, p, s, wanted)
+        return *slopes, *(None,) * 6
+
+
+def _slopes(
+    problem: Problem, answer: Answer, multipliers: Tensor, p: Tensor, s: Tensor, wanted: Sequence[bool]
+) -> list[Tensor | None]:
+    """The gradients of q, A, the bounds and Q from the solution (p, s) of the system."""
+    y, side = answer.value, answer.active
+    held = (side != 0).any(-1, keepdim=True) | (answer.status <= Status.WITHIN_TOL).unsqueeze(-1)
+    y, multipliers, p, s = (torch.where(held, t, 0.0) for t in (y, multipliers, p, s))
+    Q, A = problem.metric, problem.A
+    slopes: list[Tensor | None] = [-p if wanted[0] else None, None, None, None, None]
+    if wanted[1]:
+        slopes[1] = -(outer(multipliers, p, A.ndim == 2) + outer(s, y, A.ndim == 2))
+    for place, bound, part in ((2, problem.lower, side < 0), (3, problem.upper, side > 0)):
+        if wanted[place]:
+            one = torch.where(part, s, 0.0)
+            slopes[place] = one.sum(0) if bound.ndim == 1 else one
+    if wanted[4] and Q is not None:
+        shared = Q.ndim == 2
+        if is_diagonal(Q):
+            one = -(p * y).unsqueeze(-2)
+            slopes[4] = one.sum(0) if shared else one
+        else:
+            one = outer(p, y, shared)
+            slopes[4] = -(one + one.mT) / 2
+    return slopes
+
+
+def outer(a: Tensor, b: Tensor, summed: bool) -> Tensor:
+    """``a bᵀ`` of every sample, or their sum."""
+    return a.mT @ b if summed else a.unsqueeze(-1) * b.unsqueeze(-2)
+
+
+def _solve(problem: Problem, answer: Answer, v: Tensor, u: Tensor, singular: bool) -> tuple[Tensor, Tensor]:
+    """(p, s) by the kernel."""
+    problem = problem.detach()
+    if not singular:
+        return run.solve_system(problem, answer, v, u)
+    n = v.shape[-1]
+    used = (answer.active != 0).to(v.dtype)
+    A = problem.A.expand(len(v), *problem.A.shape[-2:])
+    Q = full(problem.metric, A).expand(len(v), n, n)
+    size = Q.abs().amax((-1, -2))
+    weight = used / dot(A, A).clamp_min(torch.finfo(v.dtype).tiny) * torch.where(size > 0, size, 1.0).unsqueeze(-1)
+    whole = Q + A.mT @ (weight.unsqueeze(-1) * A)
+    # Directions without curvature that no row holds: the minimum is not unique there.
+    sizes, along = torch.linalg.eigh(whole)
+    none = sizes <= tolerance.flat(v.dtype, n) * sizes.amax(-1, keepdim=True).clamp_min(torch.finfo(v.dtype).tiny)
+    stiff = torch.where(none, torch.where(size > 0, size, 1.0).unsqueeze(-1), sizes)
+    whole = (along * stiff.unsqueeze(-2)) @ along.mT
+    v = product(along, torch.where(none, 0.0, product(along.mT, v)))
+    p, s = run.solve_system(problem._replace(metric=whole), answer, v, u)
+    return p, s + weight * u
+
+
+def full(Q: Tensor | None, like: Tensor) -> Tensor:
+    """Q as a matrix; zeros for None."""
+    n = like.shape[-1]
+    if Q is None:
+        return like.new_zeros(n, n)
+    return torch.diag_embed(Q.squeeze(-2)) if is_diagonal(Q) else (Q + Q.mT) / 2
+
+
+def _again(
+    problem: Problem, answer: Answer, wanted: Sequence[bool], v: Tensor, u: Tensor, singular: bool
+) -> list[Tensor | None]:
+    """The gradients of the closed form in plain operations, to be differentiated in their turn."""
+    with torch.enable_grad():
+        tensors = problem.f, problem.A, problem.lower, problem.upper, problem.metric
+        # Views: two inputs may be one tensor, and each is asked for its own part only.
+        q, A, lower, upper, Q = (None if t is None else t.view_as(t) for t in tensors)
+        assert q is not None and A is not None and lower is not None and upper is not None
+        active, n = answer.active, q.shape[-1]
+        used, rows = active != 0, A.expand(len(q), *A.shape[-2:])
+        held = torch.where(used.unsqueeze(-1), rows, 0.0)
+        none = torch.diag_embed((~used).to(q.dtype))
+        if Q is None and not singular:
+            Q = torch.ones_like(q[:1])
+        system = torch.cat([torch.cat([full(Q, q).expand(len(q), n, n), held.mT], -1), torch.cat([held, none], -1)], -2)
+        bound = torch.where(active > 0, upper, torch.where(active < 0, lower, 0.0))
+        both = torch.linalg.solve(system, torch.cat([-q, torch.where(used, bound, 0.0)], -1))
+        inputs = [t for t, want in zip((q, A, lower, upper, Q), wanted, strict=True) if want]
+        slopes = iter(
+            torch.autograd.grad(both, inputs, torch.cat([v, u], -1), create_graph=True, allow_unused=True)  # pyright: ignore
+        )
+    return [next(slopes) if want else None for want in wanted]

@@ -1,0 +1,226 @@
+"""Quadratic and linear programs as a layer: ``argmin y'Qy/2 + q'y`` over a set, differentiable in all its data."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from caffnet._solve import proximal, stationary
+from caffnet._solve.infeasible import report, sample_index
+from caffnet._solve.prepare import Prepared
+from caffnet._solve.problem import Options, Problem, Status, check_options
+from caffnet._solve.tracing import in_forward_mode, may_branch
+from caffnet.constraints import AffineSet, ArrayLike
+from caffnet.errors import ConstraintError, UnboundedError
+from caffnet.optimality import Residuals, residuals
+from caffnet.projection import Projection, flatten, shaped, start_lines, validate
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Solution(Projection):
+    """The minimum of a quadratic program with its diagnostics: a `Projection`, and these.
+
+    Attributes:
+        multipliers: the price λ of every row, ``(..., m)``: by how much the minimum falls for each unit that a bound moves
+            outward. ``Qy + q + Aᵀλ = 0``, λ >= 0 at upper bounds, <= 0 at lower ones, of any sign at equalities, 0 at
+            rows that are not active; NaN where there is no minimum. Differentiable.
+        Q: ``(..., n, n)``, or ``(..., 1, n)`` if diagonal; None for zero.
+        q: ``(..., n)``.
+        ray: for UNBOUNDED samples a direction in which the objective falls without end, ``(..., n)``; else zero.
+    """
+
+    multipliers: Tensor = dataclasses.field(repr=False)  # pyright: ignore[reportIncompatibleVariableOverride]
+    Q: Tensor | None = dataclasses.field(repr=False)
+    q: Tensor = dataclasses.field(repr=False)
+    ray: Tensor = dataclasses.field(repr=False)
+
+    @property
+    def objective(self) -> Tensor:
+        """``y'Qy/2 + q'y``, ``(...)``; NaN where there is no minimum."""
+        y = self.value
+        linear = (self.q * y).sum(-1)
+        return linear if self.Q is None else linear + (stationary.apply(self.Q, y) * y).sum(-1) / 2
+
+    def residuals(self) -> Residuals:
+        """How far the conditions of the minimum are missed, measured from the data."""
+        Q = None if self.Q is None else self.Q.detach()
+        return residuals(self.value.detach(), self.multipliers.detach(), self.set, Q, self.q.detach())
+
+
+def solve_qp(
+    Q: ArrayLike | None,
+    q: Tensor,
+    set: AffineSet | Prepared | None = None,
+    *,
+    G: ArrayLike | None = None,
+    h: ArrayLike | None = None,
+    A: ArrayLike | None = None,
+    b: ArrayLike | None = None,
+    lb: ArrayLike | None = None,
+    ub: ArrayLike | None = None,
+    on_infeasible: str = "raise",
+    start: Tensor | None = None,
+) -> Solution:
+    r"""The minimum of a quadratic or linear function on a set, exact and differentiable in all its data.
+
+    $$\arg\min_y\; \tfrac12 y^T Q y + q^T y \quad\text{subject to}\quad y \in S .$$
+
+    A positive definite Q makes it a projection in the metric Q; the same kernel answers it. A singular or zero Q is led
+    there by a sequence of such projections that ends at the minimum itself, with a proof: multipliers whose residual is
+    rounding. Where it has many minima, one of them is returned, and directions along them get no gradient.
+
+    Args:
+        Q: positive semidefinite, ``(..., n, n)``, of which the symmetric part counts; a diagonal ``(n,)``; None or 0 for a
+            linear program.
+        q: ``(..., n)``, float32 or float64.
+        set: the constraints; or write them as other solvers do, with the next six.
+        G: rows of inequalities ``G y <= h``, ``(..., p, n)``.
+        h: ``(..., p)``.
+        A: rows of equalities ``A y = b``, ``(..., e, n)``.
+        b: ``(..., e)``.
+        lb: lower bounds of y, ``(..., n)`` or a number.
+        ub: upper bounds of y.
+        on_infeasible: ``"raise"``, or mark samples without a minimum in `status`: ``"nan"``, or ``"nearest"`` for the point
+            of least violation. The objective of an UNBOUNDED sample is NaN either way.
+        start: rows to begin with, ``(..., m)``, as the `active` of a solution before.
+
+    Returns:
+        A `Solution`. Rows are in the order of `set`, or of G, A and the bounds.
+
+    Raises:
+        ConstraintError: shapes or number types do not fit, the data are not finite, or Q has a negative eigenvalue.
+        InfeasibleError: no point satisfies the rows of some sample.
+        UnboundedError: the objective of some sample falls without end.
+
+    >>> s = AffineSet.inequality([[1.0, 1.0]], [1.0]) & AffineSet.box(0.0, None, dim=2)
+    >>> best = solve_qp(torch.eye(2), torch.tensor([-1.0, -2.0]), s)
+    >>> best.value, best.multipliers
+    (tensor([0., 1.]), tensor([1., 0., 0.]))
+    >>> solve_qp(None, torch.tensor([-1.0, -2.0]), s).objective
+    tensor(-2.)
+    """
+    options = check_options("active", 2, False, on_infeasible)
+    rows = _rows(q, set, dict(G=G, h=h, A=A, b=b, lb=lb, ub=ub))
+    constraints, batch = validate(q, _with_objective(rows, Q, q), None, options, "q")
+    problem = flatten(constraints, q, None, batch)
+    if not may_branch(*problem.tensors) or in_forward_mode():
+        raise ConstraintError(
+            "solve_qp has no forward mode and cannot be mapped or traced: give q, Q and the set batch axes instead of "
+            "vmap, and call it outside of compiled functions."
+        )
+    if start is not None:
+        start = start_lines(start, batch, constraints.m)
+    with torch.no_grad():
+        found = proximal.minimise(problem.detach(), on_infeasible == "nearest", start)
+        answer = found.answer
+        if on_infeasible == "raise" and (answer.status > Status.WITHIN_TOL).any():
+            _complain(problem.detach(), found, options)
+        known = torch.where(found.multipliers.isfinite(), found.multipliers, 0.0)
+    lost = (answer.status > Status.WITHIN_TOL).unsqueeze(-1)
+    value, multipliers = stationary.attach(problem, answer, known, singular=not found.definite)
+    multipliers = torch.where(lost, torch.nan, multipliers) if on_infeasible != "raise" else multipliers
+    value, status, active, multipliers, ray = (
+        shaped(t, batch) for t in (value, answer.status, answer.active, multipliers, found.ray)
+    )
+    plain = AffineSet.from_parts(
+        constraints.A, constraints.lower, constraints.upper, constraints.labels, constraints.row_kinds
+    )
+    return Solution(
+        value, status, active, "active", plain, None, multipliers=multipliers, Q=constraints.metric, q=q, ray=ray
+    )
+
+
+# ------------------------------------------------------------------------------------------------- what is given
+
+
+def _rows(q: Tensor, set: AffineSet | Prepared | None, parts: dict[str, ArrayLike | None]) -> AffineSet:
+    """The constraints, from a set or from parts."""
+    given = [name for name, part in parts.items() if part is not None]
+    if set is not None:
+        if given:
+            raise ConstraintError(f"Give a set, or {' and '.join(given)}: not both. Sets are joined by `&`.")
+        whole = set.set if isinstance(set, Prepared) else set
+        if isinstance(whole, AffineSet) and whole.metric is not None:
+            raise ConstraintError("The set has a metric, but solve_qp measures by Q: give it the set without one.")
+        if isinstance(whole, AffineSet) and whole.softness is not None:
+            raise ConstraintError(
+                "The set has soft rows, which solve_qp does not take: give each a slack of its own, one more output with "
+                "its price in Q or q."
+            )
+        return whole
+    for rows, right in (("G", "h"), ("A", "b")):
+        if (parts[rows] is None) != (parts[right] is None):
+            lone, other = (rows, right) if parts[right] is None else (right, rows)
+            raise ConstraintError(f"{lone} is given without {other}: rows and their right sides belong together.")
+    found = []
+    if parts["G"] is not None and parts["h"] is not None:
+        found.append(AffineSet.inequality(parts["G"], parts["h"]))
+    if parts["A"] is not None and parts["b"] is not None:
+        found.append(AffineSet.equality(parts["A"], parts["b"]))
+    if parts["lb"] is not None or parts["ub"] is not None:
+        found.append(AffineSet.box(parts["lb"], parts["ub"], dim=q.shape[-1] if isinstance(q, Tensor) else None))
+    if not found:
+        raise ConstraintError("solve_qp needs constraints: a set, or G and h, A and b, lb or ub.")
+    return functools.reduce(lambda a, b: a & b, found)
+
+
+def _with_objective(rows: AffineSet, Q: ArrayLike | None, q: Tensor) -> AffineSet:
+    """The set with Q as its metric; None for a Q that is zero by its form."""
+    if not isinstance(rows, AffineSet):
+        return rows  # `validate` says what is wrong
+    if not isinstance(q, Tensor) or Q is None or (isinstance(Q, int | float) and Q == 0):
+        return rows
+    matrix = Q if isinstance(Q, Tensor) else torch.as_tensor(np.asarray(Q), dtype=q.dtype, device=q.device)
+    if matrix.dtype != q.dtype or matrix.device != q.device:
+        raise ConstraintError(f"Q is {matrix.dtype} on {matrix.device}, q is {q.dtype} on {q.device}: convert one.")
+    matrix = matrix.unsqueeze(-2) if matrix.ndim == 1 else matrix
+    n = rows.n
+    if matrix.ndim < 2 or matrix.shape[-1] != n or matrix.shape[-2] not in (1, n):
+        raise ConstraintError(
+            f"Q must have shape (..., {n}, {n}), or (..., 1, {n}) or ({n},) for a diagonal, got {tuple(matrix.shape)}."
+        )
+    here = rows.like(q, "q")
+    return AffineSet.from_parts(here.A, here.lower, here.upper, here.labels, here.row_kinds, matrix)
+
+
+# ------------------------------------------------------------------------------------------------- no minimum
+
+
+def _complain(problem: Problem, found: proximal.Minimum, options: Options) -> None:
+    """Raise for samples without a minimum."""
+    answer, Q = found.answer, problem.metric
+    if (answer.status == Status.INVALID).any():
+        for name, data in (("q", problem.f), ("Q", Q)):
+            if data is not None and not data.isfinite().all():
+                place = (~data.isfinite()).nonzero()[0].tolist()
+                raise ConstraintError(f"{name} must be finite, got {data[tuple(place)].item()} at {name}{place}.")
+        wrong = ~proximal.convex(problem)
+        if Q is not None and wrong.any():
+            sample = int(wrong.nonzero()[0])
+            least = torch.linalg.eigvalsh(stationary.full(Q, problem.f))
+            least = float(least[0] if least.ndim == 1 else least[sample, 0])
+            raise ConstraintError(
+                f"Q must be positive semidefinite; the smallest eigenvalue of that of sample "
+                f"{sample_index(sample, problem.batch_shape) or '()'} is {least:.4g}. A function that curves downward has "
+                "no minimum that a convex program could find."
+            )
+    endless = (answer.status == Status.UNBOUNDED).nonzero().squeeze(-1)
+    if len(endless):
+        samples = [sample_index(i, problem.batch_shape) for i in endless.tolist()]
+        raise UnboundedError(
+            f"The objective of {len(samples)} of {len(answer.status)} samples falls without end, first in sample "
+            f"{samples[0] or '()'}: along the direction {_short(found.ray[endless[0]])} no row stops it and Q does not "
+            'curve. Bound the outputs, or pass on_infeasible="nan" to mark such samples UNBOUNDED and go on.',
+            samples,
+            found.ray[endless],
+        )
+    report(problem._replace(metric=None), answer, options)
+
+
+def _short(direction: Tensor) -> str:
+    entries = [f"{x:.3g}" for x in direction[:6].tolist()]
+    return f"({', '.join(entries)}{', ...' if len(direction) > 6 else ''})"
