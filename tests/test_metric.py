@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from caffnet import AffineSet, CAffine, CAffNet, ConstraintError, FeedForward, Status, prepare, project
+from caffnet import AffineSet, CAffine, CAffNet, ConstraintError, FeedForward, InfeasibleError, Status, prepare, project
 from helpers import DATA, nearest_exactly
 
 DOUBLE = torch.float64
@@ -254,3 +254,13 @@ def test_strictly_convex_problems_of_maros_and_meszaros(name: str):
     y = project(-torch.linalg.solve(P, q), AffineSet(A, low, high), metric=P, search="active").value
     value = A @ y
     assert torch.maximum(value - high, low - value).amax() <= 1e-9 * max(1.0, float(value.abs().max()))
+
+
+def test_a_conflict_under_strict_is_named_in_any_metric():
+    """These rows exclude each other by one unit in the last place: only the metric's own path decides it as it did."""
+    set = AffineSet([[1.0], [1.0000000000000002]], [-3.0, -torch.inf], [-2.9999999999999996, -3.0000000000000009])
+    f, w = (torch.tensor([x], dtype=torch.float64) for x in (0.0, 2.0))
+    with pytest.raises(InfeasibleError) as caught:
+        project(f, set.with_metric([3.0]), w, search="full", strict=True)
+    (conflict,) = caught.value.conflicts
+    assert conflict.rows == (0, 1) and conflict.proven

@@ -36,6 +36,8 @@ typedef struct {
     double A[MOST_SAMPLES][MOST_M][MOST_N], lower[MOST_SAMPLES][MOST_M], upper[MOST_SAMPLES][MOST_M];
     char kinds[MOST_M];
     int8_t start[MOST_SAMPLES * MOST_M];
+    int has_metric, diagonal;
+    double metric[MOST_N * MOST_N];
 } Problem;
 
 typedef struct {
@@ -154,6 +156,23 @@ static void make_points(Problem *p, Bytes *bytes, double (*points)[MOST_N], int 
         for (int j = 0; j < p->n; j++) points[b][j] = as_user(number(bytes, wild), p->single);
 }
 
+/* A positive definite matrix L L', or its diagonal, of ordinary numbers. */
+static void make_metric(Problem *p, Bytes *bytes) {
+    double L[MOST_N][MOST_N] = {{0.0}};
+    for (int i = 0; i < p->n; i++)
+        for (int j = 0; j <= i; j++) {
+            double x = number(bytes, 0);
+            L[i][j] = i == j ? 1.0 + fabs(x) : x;
+        }
+    for (int i = 0; i < p->n; i++)
+        for (int j = 0; j < p->n; j++) {
+            double sum = 0.0;
+            for (int c = 0; c < p->n; c++) sum += L[i][c] * L[j][c];
+            if (!p->diagonal) p->metric[i * p->n + j] = sum;
+            else if (i == j) p->metric[i] = L[i][i];
+        }
+}
+
 static Problem make_problem(const uint8_t *data, size_t size) {
     static const double norms[] = {2.0, 1.0, INFINITY, 2.0, 3.0, 1.5, 2.0, 40.0};
     Bytes bytes = {data, data + size};
@@ -177,12 +196,17 @@ static Problem make_problem(const uint8_t *data, size_t size) {
     if (p.has_w) make_points(&p, &bytes, p.w, p.own_w ? p.samples : 1, wild);
     make_points(&p, &bytes, p.v, p.samples, wild);
     for (int i = 0; i < p.samples * p.m; i++) p.start[i] = (int8_t)(next(&bytes) % 3 - 1);
+    int more = next(&bytes);
+    p.has_metric = wild < 2 && more % 4 == 1, p.diagonal = more >> 4 & 1;
+    if (p.has_metric) make_metric(&p, &bytes);
     return p;
 }
 
 static void show(const Problem *p) {
     printf("n = %d, m = %d, samples = %d, %s, norm = %g%s\n", p->n, p->m, p->samples, p->single ? "float32" : "float64",
            p->norm, p->has_kinds ? ", kinds given" : "");
+    for (int i = 0; p->has_metric && i < p->n * (p->diagonal ? 1 : p->n); i++)
+        printf("%s%.17g%s", i == 0 ? "metric " : " ", p->metric[i], (i + 1) % p->n == 0 ? "\n" : "");
     for (int b = 0; b < p->samples; b++) {
         printf("sample %d\n  f     ", b);
         for (int j = 0; j < p->n; j++) printf(" %.17g", p->f[p->own_f ? b : 0][j]);
@@ -259,6 +283,11 @@ static void ask(const Problem *p, int search, int strict, int nearest, int step,
     batch.lower = pack(p->lower[0], p->own_lower ? samples : 1, MOST_M, m, p->single);
     batch.upper = pack(p->upper[0], p->own_upper ? samples : 1, MOST_M, m, p->single);
     if (p->has_kinds) batch.kinds = memcpy(guarded((size_t)m, 0), p->kinds, (size_t)m);
+    int measured = p->has_metric && p->norm == 2.0 && search != CAFFNET_PAPER; /* what else Python refuses */
+    if (measured) {
+        batch.metric = pack(p->metric, 1, 0, p->diagonal ? n : n * n, p->single);
+        batch.diagonal = p->diagonal;
+    }
     if (p->has_start) batch.start = memcpy(guarded((size_t)(samples * m), 0), p->start, (size_t)(samples * m));
     batch.value = guarded(points, fill);
     batch.status = guarded((size_t)samples, fill);
@@ -266,7 +295,7 @@ static void ask(const Problem *p, int search, int strict, int nearest, int step,
     if (search == CAFFNET_PAPER) batch.choice = guarded((size_t)(samples * n) * 4, fill);
     batch.norm = p->norm;
     batch.t = tolerances(p->single, n);
-    void *memory = guarded((size_t)caffnet_workspace(n, m, search, 0), fill);
+    void *memory = guarded((size_t)caffnet_workspace(n, m, search, measured), fill);
     int64_t bad = 0, seen = 0;
     for (int b = 0; b < samples; b += step) bad += caffnet_solve(&batch, b, b + step < samples ? b + step : samples, memory);
     memset(outcome, 0, sizeof *outcome);

@@ -145,6 +145,10 @@ FN int renew_rows(Work *work, const CaffnetBatch *batch, int64_t b, int64_t firs
     return scale_matrix(batch, b, &work->rows);
 }
 
+FN int decide_sample(const CaffnetBatch *batch, int64_t b, Work *work, Metric *metric, CaffnetProof *proof) {
+    return batch->metric ? decide_in_metric(batch, b, work, metric, proof) : decide(batch, b, work, proof);
+}
+
 EXPORT int64_t NAME(caffnet_workspace)(int64_t n, int64_t m, int64_t search, int64_t metric) {
     Work work;
     Metric white;
@@ -168,7 +172,7 @@ EXPORT int64_t NAME(caffnet_solve)(const CaffnetBatch *batch, int64_t first, int
             write_nothing(batch, b, CAFFNET_INVALID);
             bad++;
         } else {
-            int state = batch->metric ? decide_in_metric(batch, b, &work, &metric, &proof) : decide(batch, b, &work, &proof);
+            int state = decide_sample(batch, b, &work, &metric, &proof);
             bad += CAFFNET_HAS_NO_ANSWER(state);
         }
     }
@@ -224,11 +228,13 @@ EXPORT void NAME(caffnet_system)(const CaffnetBatch *batch, const CaffnetSystem 
 EXPORT void NAME(caffnet_conflict)(const CaffnetBatch *batch, int64_t sample, double *multiplier, CaffnetProof *proof,
                                    void *memory) {
     Work work;
+    Metric metric;
     prepare(&work, batch, memory);
+    if (batch->metric) prepare_metric(&metric, batch, memory);
     proof->gap = proof->radius = 0.0;
     for (int64_t i = 0; i < batch->m; i++) multiplier[i] = 0.0;
     if (!scale_matrix(batch, sample, &work.rows)) return;
-    if (decide(batch, sample, &work, proof) != CAFFNET_INFEASIBLE) return;
+    if (decide_sample(batch, sample, &work, &metric, proof) != CAFFNET_INFEASIBLE) return;
     for (Index i = 0; i < work.rows.m; i++) multiplier[i] = times_power(work.conflict[i], work.rows.exponent[i]);
     proof->gap = times_power(proof->gap, -work.rows.shift);
     proof->radius = times_power(proof->radius, -work.rows.shift);

@@ -134,6 +134,8 @@ CONTESTANTS: dict[str, Contestant] = {
         Contestant(RAW, "raw", rivals.daqp, ("daqp",), "Python loop, tolerance 1e-9"),
         Contestant("quadprog", "raw", rivals.quadprog, ("quadprog",), "Python loop"),
         Contestant("piqp", "raw", rivals.piqp, ("piqp",), "Python loop, tolerance 1e-9"),
+        Contestant("clarabel", "raw", rivals.clarabel, ("clarabel", "scipy"), "Python loop, tolerance 1e-9"),
+        Contestant("osqp", "raw", rivals.osqp, ("osqp", "scipy"), "Python loop, tolerance 1e-9, polished"),
     )
 }
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 _PACKAGES = ("caffnet", "torch", "numpy", "daqp", "cvxpy", "cvxpylayers", "diffcp", "clarabel", "moreau", "qpth")
-_PACKAGES += ("proxsuite", "quadprog", "piqp", "jax", "qpax", "pinet-hcnn")
+_PACKAGES += ("proxsuite", "quadprog", "piqp", "osqp", "jax", "qpax", "pinet-hcnn")
 PASSIVE = {"OMP_WAIT_POLICY": "PASSIVE"}
 
 

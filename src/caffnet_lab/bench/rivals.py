@@ -251,3 +251,57 @@ def piqp(task: Task, limits: Limits) -> Ready:
         return solver.result.x
 
     return _loop(solve, task)
+
+
+def clarabel(task: Task, limits: Limits) -> Ready:
+    """Clarabel's interior-point method; it is made again for every sample, as its interface wants it."""
+    import clarabel as package
+    from scipy import sparse
+
+    s = task.standard()
+    rows = np.concatenate([s.C.numpy(), s.G.numpy()], -2)
+    matrices = [sparse.csc_matrix(one) for one in (rows[None] if task.shared else rows)]
+    bound, identity = np.concatenate([s.d.numpy(), s.h.numpy()], -1), sparse.eye(task.n, format="csc")
+    settings = package.DefaultSettings()
+    settings.verbose, settings.max_threads = False, limits.threads
+    settings.tol_gap_abs = settings.tol_gap_rel = settings.tol_feas = TOLERANCE
+    cones = [package.ZeroConeT(task.equalities), package.NonnegativeConeT(rows.shape[-2] - task.equalities)]
+
+    def solve(i: int, f: np.ndarray) -> np.ndarray:
+        matrix = matrices[0 if task.shared else i]
+        return np.array(package.DefaultSolver(identity, -f, matrix, bound[i], cones, settings).solve().x)
+
+    return _loop(solve, task)
+
+
+def osqp(task: Task, limits: Limits) -> Ready:
+    """OSQP, polished; set up once, from where the sample before ended, if the samples share A."""
+    import osqp as package
+    from scipy import sparse
+
+    A = task.set.A.numpy()
+    matrices = [sparse.csc_matrix(one) for one in (A[None] if task.shared else A)]
+    lower, upper = (side.expand(task.batch, -1).numpy() for side in (task.set.lower, task.set.upper))
+    identity = sparse.eye(task.n, format="csc")
+
+    def made(i: int, f: np.ndarray) -> Any:
+        solver = package.OSQP()
+        solver.setup(
+            *(identity, -f, matrices[0 if task.shared else i], lower[i], upper[i]),
+            verbose=False,
+            eps_abs=TOLERANCE,
+            eps_rel=TOLERANCE,
+            max_iter=100_000,
+            polishing=True,
+        )
+        return solver
+
+    kept = made(0, task.f[0].numpy()) if task.shared else None
+
+    def solve(i: int, f: np.ndarray) -> np.ndarray:
+        if kept is None:
+            return np.array(made(i, f).solve().x)
+        kept.update(q=-f, l=lower[i], u=upper[i])
+        return np.array(kept.solve().x)
+
+    return _loop(solve, task)
