@@ -219,13 +219,18 @@ FN int give_way(Work *work, int which, int strict, CaffnetProof *proof) {
         restore_bounds(work);
         return CONFLICT;
     }
-    int found = k >= 0 && which == SOFT_ROWS && settle_point(work, work->g, 0.0) != REJECTED;
-    found = found || (k >= 0 && settle_point(work, work->g, largest(work->g, n)) != REJECTED);
+    int found = k >= 0 && settle_point(work, work->g, largest(work->g, n)) != REJECTED;
     if (!found && which == SOFT_ROWS) (void)stay_on_hard_rows(work);
     else if (!found) {
         clamp(s, work->y);
         round_point(work, work->y);
-    } else if (which == SOFT_ROWS) close_face(work);
+    } else if (which == SOFT_ROWS) { /* accepted up to the rounding of g: a last step by that of y, on the same face */
+        close_face(work);
+        for (Index i = 0; i < s->m; i++) work->kept[i] = face->held[i];
+        (void)stay_on_hard_rows(work);
+        for (Index i = 0; i < s->m; i++) face->held[i] = work->kept[i];
+        work->ready = 0;
+    }
     work->relax = relax;
     relax_rows(work, 0.0);
     int state = never ? REJECTED : check(s, work->y, largest(work->y, n), face->held, 0, &work->t);
@@ -497,10 +502,14 @@ FN int holds_strictly(const CaffnetBatch *batch, int64_t b, Work *work, int sear
     return strictly_inside(batch, b, work, size) || step_inside(batch, b, work, search);
 }
 
-/* Write an answer whose soft rows have given way; WITHIN_TOL where the hard ones ask for numbers beyond the largest. */
+/* Write an answer whose soft rows have given way; WITHIN_TOL where the hard ones ask for numbers beyond the largest, or a
+   row of zeros does not hold by less than counts at the scale of the sample. */
 FN int write_relaxed(const CaffnetBatch *batch, int64_t b, Work *work) {
     relax_into_range(work);
     int state = is_representable(work) ? CAFFNET_RELAXED : CAFFNET_WITHIN_TOL;
+    for (Index i = 0; i < work->rows.m; i++)
+        if (!is_soft(work, i) && work->rows.squared[i] == 0.0 && (work->low[i] > 0.0 || work->high[i] < 0.0))
+            state = CAFFNET_WITHIN_TOL;
     if (batch->strict) keep_hard_rows(batch, b, work);
     write_answer(batch, b, work, state);
     return state;
