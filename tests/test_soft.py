@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-import warnings
 from fractions import Fraction
 
 import numpy as np
@@ -460,6 +459,7 @@ def test_sets_keep_their_soft_rows():
     assert bounds.softness.kinds == "s"
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, at its first forward derivative
 def test_compiled_mapped_and_exported():
     net = torch.nn.Linear(2, 2).double()
     rows = AffineSet.inequality(torch.ones(1, 2, dtype=DOUBLE), [-5.0])
@@ -471,9 +471,7 @@ def test_compiled_mapped_and_exported():
         torch.testing.assert_close(torch.func.vmap(model)(x), wanted)
         exported = torch.export.export(model, (x,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},))
         torch.testing.assert_close(exported.module()(x[:3]), wanted[:3], rtol=0, atol=0)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # torch's own, at its first forward derivative
-            torch.testing.assert_close(torch.func.jacrev(model)(x), torch.func.jacfwd(model)(x))
+        torch.testing.assert_close(torch.func.jacrev(model)(x), torch.func.jacfwd(model)(x))
 
 
 def test_a_network_learns_its_weights():

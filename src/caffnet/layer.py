@@ -360,7 +360,9 @@ def _warn_of_other_rows(module: CAffine, state: dict[str, Any], prefix: str, *_:
     if rows.any() or any(t.any() for t in others):
         named = zip(row_names(module._rows[1], len(rows)), rows.tolist(), strict=True)
         first, others = [name for name, differs in named if differs][:5], int(rows.sum()) - 5
-        told = ", ".join(first) + (f" and {others} more rows" if others > 0 else "") if first else "its metric or weights"
+        told = (
+            ", ".join(first) + (f" and {others} more rows" if others > 0 else "") if first else "its metric or weights"
+        )
         warnings.warn(
             f"The loaded state has another constraint than the layer was built with, in {told}; the loaded one holds "
             f"from now on. To keep the layer's, leave {', '.join(names)} out of the state and load with strict=False.",

@@ -326,15 +326,17 @@ FN int approach(Work *work, int strict, CaffnetProof *proof) {
     return state == CAFFNET_PROJECTED ? CAFFNET_WITHIN_TOL : state;
 }
 
-/* Bring a RELAXED answer that is beyond the largest number to the hard rows within the range of numbers. */
-FN void relax_into_range(Work *work) {
+/* Bring a RELAXED answer that is beyond the largest number to the hard rows within the range of numbers; 0 if not found. */
+FN int relax_into_range(Work *work) {
+    int hold = 1;
     double limit = times_power(largest_number(work), work->rows.shift);
     for (int again = 0; again < 200 && !is_representable(work); again++) {
         for (Index j = 0; j < work->rows.n; j++) work->y[j] = larger(smaller(work->y[j], limit), -limit);
         choose_yielding(work, SOFT_ROWS);
-        (void)stay_on_hard_rows(work);
+        hold = stay_on_hard_rows(work);
         restore_bounds(work);
     }
+    return hold && is_representable(work);
 }
 
 /* Answer a sample whose nearest point is beyond the largest number: alternate between the numbers and the set. That
@@ -505,8 +507,7 @@ FN int holds_strictly(const CaffnetBatch *batch, int64_t b, Work *work, int sear
 /* Write an answer whose soft rows have given way; WITHIN_TOL where the hard ones ask for numbers beyond the largest, or a
    row of zeros does not hold by less than counts at the scale of the sample. */
 FN int write_relaxed(const CaffnetBatch *batch, int64_t b, Work *work) {
-    relax_into_range(work);
-    int state = is_representable(work) ? CAFFNET_RELAXED : CAFFNET_WITHIN_TOL;
+    int state = relax_into_range(work) ? CAFFNET_RELAXED : CAFFNET_WITHIN_TOL;
     for (Index i = 0; i < work->rows.m; i++)
         if (!is_soft(work, i) && work->rows.squared[i] == 0.0 && (work->low[i] > 0.0 || work->high[i] < 0.0))
             state = CAFFNET_WITHIN_TOL;

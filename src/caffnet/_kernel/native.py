@@ -153,7 +153,9 @@ class Batch:
         metric = None if p.metric is None else lines(p.metric, 2)
         self.samples, self.n = f.shape
         self.m, self.search = A.shape[-2], SEARCHES[options.search]
-        texts = (_text(p.row_kinds), _text(p.soft)) if device_texts is None else [(t, t.data_ptr()) for t in device_texts]
+        texts = (
+            (_text(p.row_kinds), _text(p.soft)) if device_texts is None else [(t, t.data_ptr()) for t in device_texts]
+        )
         (kinds, kinds_at), (soft, soft_at) = texts
         choice = answer.choice
         self.metric = metric is not None

@@ -34,7 +34,9 @@ def widen(p: Problem, weighted: Tensor, weight: Tensor) -> Problem:
     price = weight * unit * unit
     zero = p.f.new_zeros(*p.f.shape[:-1], k)
     w = None if p.w is None else torch.cat([p.w, zero], -1)
-    return p.replace_tensors(torch.cat([p.f, zero], -1), w, A, p.lower, p.upper, _join(p.metric, price.unsqueeze(-2), n))
+    return p.replace_tensors(
+        torch.cat([p.f, zero], -1), w, A, p.lower, p.upper, _join(p.metric, price.unsqueeze(-2), n)
+    )
 
 
 def _join(metric: Tensor | None, price: Tensor, n: int) -> Tensor:
