@@ -6,6 +6,8 @@
        samples are counted as open, and must be fewer than one in a thousand
      - a sample that is INSIDE did not come back bit for bit
      - under `strict`, a row of an INSIDE or PROJECTED sample is broken at all
+     - a hard row of a RELAXED sample is broken by more than rounding explains, or a soft row is part of a proof that hard
+       rows exclude each other
      - an answer depends on what was in the workspace, or on the other samples of its batch
      - memory beside the caller's arrays was written
 
@@ -29,12 +31,12 @@
 enum { MOST_N = 6, MOST_M = 12, MOST_SAMPLES = 3, MOST_BYTES = 1024 };
 
 typedef struct {
-    int n, m, samples, single, has_w, has_start, has_kinds;
+    int n, m, samples, single, has_w, has_start, has_kinds, has_soft;
     int own_f, own_w, own_A, own_lower, own_upper; /* one per sample, not one for all */
     double norm;
     double f[MOST_SAMPLES][MOST_N], w[MOST_SAMPLES][MOST_N], v[MOST_SAMPLES][MOST_N];
     double A[MOST_SAMPLES][MOST_M][MOST_N], lower[MOST_SAMPLES][MOST_M], upper[MOST_SAMPLES][MOST_M];
-    char kinds[MOST_M];
+    char kinds[MOST_M], soft[MOST_M];
     int8_t start[MOST_SAMPLES * MOST_M];
     int has_metric, diagonal;
     double metric[MOST_N * MOST_N];
@@ -50,7 +52,7 @@ typedef struct {
 
 /* ---------------------------------------------------------------------------------------------- failures */
 
-static const char *const status_names[] = {"INSIDE", "PROJECTED", "WITHIN_TOL", "INFEASIBLE", "INVALID"};
+static const char *const status_names[] = {"INSIDE", "PROJECTED", "WITHIN_TOL", "INFEASIBLE", "INVALID", "RELAXED"};
 static char situation[256];         /* what was being done */
 static char *note_to = NULL;        /* where the driver reads what failed */
 enum { NOTE_BYTES = 256 };
@@ -187,6 +189,7 @@ static Problem make_problem(const uint8_t *data, size_t size) {
     p.has_w = options >> 1 & 1;
     p.has_start = options >> 2 & 1;
     p.has_kinds = options >> 3 & 1;
+    p.has_soft = options >> 7 & 1;
     p.norm = norms[options >> 4 & 7];
     p.own_f = !(own & 1), p.own_w = !(own & 2), p.own_A = own >> 2 & 1, p.own_lower = own >> 3 & 1;
     p.own_upper = own >> 3 & 1; /* bounds of one row belong together */
@@ -196,6 +199,7 @@ static Problem make_problem(const uint8_t *data, size_t size) {
     if (p.has_w) make_points(&p, &bytes, p.w, p.own_w ? p.samples : 1, wild);
     make_points(&p, &bytes, p.v, p.samples, wild);
     for (int i = 0; i < p.samples * p.m; i++) p.start[i] = (int8_t)(next(&bytes) % 3 - 1);
+    for (int i = 0; i < p.m; i++) p.soft[i] = next(&bytes) & 1 ? 's' : '.';
     int more = next(&bytes);
     p.has_metric = wild < 2 && more % 4 == 1, p.diagonal = more >> 4 & 1;
     if (p.has_metric) make_metric(&p, &bytes);
@@ -219,6 +223,7 @@ static void show(const Problem *p) {
             for (int j = 0; j < p->n; j++) printf(" %.17g", p->A[p->own_A ? b : 0][i][j]);
             printf("   in [%.17g, %.17g]", p->lower[p->own_lower ? b : 0][i], p->upper[p->own_upper ? b : 0][i]);
             if (p->has_kinds && p->kinds[i] == '=') printf(" =");
+            if (p->has_soft && p->soft[i] == 's') printf(" soft");
             if (p->has_start) printf(" start %d", p->start[b * p->m + i]);
         }
         printf("\n");
@@ -283,6 +288,7 @@ static void ask(const Problem *p, int search, int strict, int nearest, int step,
     batch.lower = pack(p->lower[0], p->own_lower ? samples : 1, MOST_M, m, p->single);
     batch.upper = pack(p->upper[0], p->own_upper ? samples : 1, MOST_M, m, p->single);
     if (p->has_kinds) batch.kinds = memcpy(guarded((size_t)m, 0), p->kinds, (size_t)m);
+    if (p->has_soft) batch.soft = memcpy(guarded((size_t)m, 0), p->soft, (size_t)m);
     int measured = p->has_metric && p->norm == 2.0 && search != CAFFNET_PAPER; /* what else Python refuses */
     if (measured) {
         batch.metric = pack(p->metric, 1, 0, p->diagonal ? n : n * n, p->single);
@@ -303,7 +309,7 @@ static void ask(const Problem *p, int search, int strict, int nearest, int step,
     memcpy(outcome->status, batch.status, (size_t)samples);
     memcpy(outcome->active, batch.active, (size_t)(samples * m));
     if (batch.choice) memcpy(outcome->choice, batch.choice, (size_t)(samples * n) * 4);
-    for (int b = 0; b < samples; b++) seen += outcome->status[b] >= CAFFNET_INFEASIBLE;
+    for (int b = 0; b < samples; b++) seen += CAFFNET_HAS_NO_ANSWER(outcome->status[b]);
     for (int j = 0; j < samples * n; j++) /* the gradient takes rows from it */
         if (outcome->choice[j] < 0 || outcome->choice[j] > 2 * m)
             fail("slot %d of sample %d holds the choice %d", j % n, j / n, outcome->choice[j]);
@@ -333,6 +339,8 @@ static void ask(const Problem *p, int search, int strict, int nearest, int step,
             int some = 0;
             caffnet_conflict(&batch, b, multiplier, &proof, memory);
             for (int i = 0; i < m; i++) some = some || multiplier[i] != 0.0;
+            for (int i = 0; i < m; i++)
+                if (p->has_soft && p->soft[i] == 's' && multiplier[i] != 0.0) fail("soft row %d is part of a proof", i);
             if (!some || !(proof.gap < 0.0)) fail("an infeasible sample has no proof");
         }
     if (!guard_release()) fail("memory beside an array was written");
@@ -352,12 +360,12 @@ static void judge(const Problem *p, int b, int strict, int nearest, const Outcom
     const double *f = p->f[p->own_f ? b : 0], *w = p->w[p->own_w ? b : 0];
     const int8_t *active = outcome->active + b * m;
     double y[MOST_N];
-    if (status < CAFFNET_INSIDE || status > CAFFNET_INVALID) fail("sample %d has the status %d", b, status);
+    if (status < CAFFNET_INSIDE || status > CAFFNET_RELAXED || (status == CAFFNET_RELAXED && !p->has_soft)) fail("sample %d has the status %d", b, status);
     for (int j = 0; j < n; j++) y[j] = get(outcome->value, b * n + j, single);
     for (int i = 0; i < m; i++) {
         int line = p->own_lower ? b : 0;
         if (active[i] < -1 || active[i] > 1) fail("row %d of sample %d is held at the side %d", i, b, active[i]);
-        if (status <= CAFFNET_WITHIN_TOL && active[i] != 0 && isinf(active[i] > 0 ? p->upper[line][i] : p->lower[line][i]))
+        if (!CAFFNET_HAS_NO_ANSWER(status) && active[i] != 0 && isinf(active[i] > 0 ? p->upper[line][i] : p->lower[line][i]))
             fail("row %d of sample %d is held at an infinite bound", i, b);
     }
     if (status == CAFFNET_INVALID || (status == CAFFNET_INFEASIBLE && !nearest)) {
@@ -373,6 +381,7 @@ static void judge(const Problem *p, int b, int strict, int nearest, const Outcom
             fail("output %d of sample %d is INSIDE and was changed", j, b);
     long double eps = single ? 0x1p-23L : 0x1p-52L, tiny = single ? 0x1p-126L : 0x1p-1022L;
     for (int i = 0; i < m; i++) {
+        if (status == CAFFNET_RELAXED && p->soft[i] == 's') continue;
         const double *a = p->A[p->own_A ? b : 0][i];
         double low = p->lower[p->own_lower ? b : 0][i], high = p->upper[p->own_lower ? b : 0][i];
         long double value = 0.0L, sizes = 0.0L, terms = 0.0L;

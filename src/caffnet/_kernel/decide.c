@@ -173,8 +173,8 @@ FN int proven_empty(const Work *work, CaffnetProof *proof) {
     return proof->gap < 0.0 && proof->radius * work->t.empty > size;
 }
 
-/* Project work->y on the hard rows alone, if they do not accept it. */
-FN void stay_on_hard_rows(Work *work) {
+/* Project work->y on the hard rows alone, if they do not accept it; whether they do then. */
+FN int stay_on_hard_rows(Work *work) {
     Index n = work->rows.n;
     double *goal = work->other;
     for (Index i = 0; i < work->rows.m; i++)
@@ -182,13 +182,14 @@ FN void stay_on_hard_rows(Work *work) {
     relax_rows(work, 0.0);
     for (Index i = 0; i < work->rows.m; i++)
         if (is_soft(work, i)) work->give[i] = 0.0;
-    if (check(&work->rows, work->y, largest(work->y, n), work->face.held, 1, &work->t) != REJECTED) return;
+    if (check(&work->rows, work->y, largest(work->y, n), work->face.held, 1, &work->t) != REJECTED) return 1;
     copy(goal, work->y, n);
     restart(work);
     if (dual(work, goal, work->y, NULL, work->t.search, work->t.feasibility) >= 0 &&
-        settle_point(work, goal, largest(goal, n)) != REJECTED) return;
+        settle_point(work, goal, largest(goal, n)) != REJECTED) return 1;
     clamp(&work->rows, work->y);
     round_point(work, work->y);
+    return 0;
 }
 
 /* Put the point of least violation of the rows that give way, as choose_yielding has set them, into work->y, its rows
@@ -218,13 +219,18 @@ FN int give_way(Work *work, int which, int strict, CaffnetProof *proof) {
         restore_bounds(work);
         return CONFLICT;
     }
-    int found = k >= 0 && which == SOFT_ROWS && settle_point(work, work->g, 0.0) != REJECTED;
-    found = found || (k >= 0 && settle_point(work, work->g, largest(work->g, n)) != REJECTED);
-    if (!found && which == SOFT_ROWS) stay_on_hard_rows(work);
+    int found = k >= 0 && settle_point(work, work->g, largest(work->g, n)) != REJECTED;
+    if (!found && which == SOFT_ROWS) (void)stay_on_hard_rows(work);
     else if (!found) {
         clamp(s, work->y);
         round_point(work, work->y);
-    } else if (which == SOFT_ROWS) close_face(work);
+    } else if (which == SOFT_ROWS) { /* accepted up to the rounding of g: a last step by that of y, on the same face */
+        close_face(work);
+        for (Index i = 0; i < s->m; i++) work->kept[i] = face->held[i];
+        (void)stay_on_hard_rows(work);
+        for (Index i = 0; i < s->m; i++) face->held[i] = work->kept[i];
+        work->ready = 0;
+    }
     work->relax = relax;
     relax_rows(work, 0.0);
     int state = never ? REJECTED : check(s, work->y, largest(work->y, n), face->held, 0, &work->t);
@@ -261,7 +267,7 @@ FN int least_violation(Work *work, int strict, CaffnetProof *proof) {
         state = give_way(work, SOFT_ROWS, strict, proof);
         if (state == CONFLICT) state = CAFFNET_WITHIN_TOL;
         choose_yielding(work, SOFT_ROWS);
-        stay_on_hard_rows(work);
+        if (!stay_on_hard_rows(work)) state = CAFFNET_WITHIN_TOL; /* it was more than rounding */
         restore_bounds(work);
     }
     return state == CAFFNET_INFEASIBLE ? CAFFNET_RELAXED : state;
@@ -307,7 +313,7 @@ FN int approach(Work *work, int strict, CaffnetProof *proof) {
         if (!far && state == CAFFNET_WITHIN_TOL && proven_empty(work, proof)) state = meaning_of_conflict(work);
         work->t.rank = rank;
         work->ready = 0;
-        if (!far) restore_answer(work);
+        if (!far && state != CAFFNET_RELAXED) restore_answer(work);
         if (far || state != CAFFNET_WITHIN_TOL) return state;
     }
     for (int again = 0; again < 8 && state == CAFFNET_WITHIN_TOL; again++) {
@@ -318,6 +324,19 @@ FN int approach(Work *work, int strict, CaffnetProof *proof) {
         if (state == CONFLICT || state == REJECTED) state = least_violation(work, strict, proof);
     }
     return state == CAFFNET_PROJECTED ? CAFFNET_WITHIN_TOL : state;
+}
+
+/* Bring a RELAXED answer that is beyond the largest number to the hard rows within the range of numbers; 0 if not found. */
+FN int relax_into_range(Work *work) {
+    int hold = 1;
+    double limit = times_power(largest_number(work), work->rows.shift);
+    for (int again = 0; again < 200 && !is_representable(work); again++) {
+        for (Index j = 0; j < work->rows.n; j++) work->y[j] = larger(smaller(work->y[j], limit), -limit);
+        choose_yielding(work, SOFT_ROWS);
+        hold = stay_on_hard_rows(work);
+        restore_bounds(work);
+    }
+    return hold && is_representable(work);
 }
 
 /* Answer a sample whose nearest point is beyond the largest number: alternate between the numbers and the set. That
@@ -337,7 +356,7 @@ FN int into_range(Work *work, CaffnetProof *proof) {
         for (Index j = 0; !s->boxed && j < face->k; j++)
             work->conflict[face->rows[j]] = face->multiplier[j] * (double)face->sides[j];
         *proof = prove(work);
-        if (proof->gap < 0.0 && times_power(proof->radius, -s->shift) > limit) return CAFFNET_INFEASIBLE;
+        if (proof->gap < 0.0 && times_power(proof->radius, -s->shift) > limit) return meaning_of_conflict(work);
         for (Index j = 0; j < s->n; j++) work->f[j] = work->g[j] = larger(smaller(work->y[j], scaled), -scaled);
         int state = project(work, CAFFNET_ACTIVE, NULL);
         if (state == CONFLICT || state == REJECTED) state = approach(work, 0, proof);
@@ -486,11 +505,16 @@ FN int holds_strictly(const CaffnetBatch *batch, int64_t b, Work *work, int sear
     return strictly_inside(batch, b, work, size) || step_inside(batch, b, work, search);
 }
 
-/* Write an answer whose soft rows have given way. */
+/* Write an answer whose soft rows have given way; WITHIN_TOL where the hard ones ask for numbers beyond the largest, or a
+   row of zeros does not hold by less than counts at the scale of the sample. */
 FN int write_relaxed(const CaffnetBatch *batch, int64_t b, Work *work) {
+    int state = relax_into_range(work) ? CAFFNET_RELAXED : CAFFNET_WITHIN_TOL;
+    for (Index i = 0; i < work->rows.m; i++)
+        if (!is_soft(work, i) && work->rows.squared[i] == 0.0 && (work->low[i] > 0.0 || work->high[i] < 0.0))
+            state = CAFFNET_WITHIN_TOL;
     if (batch->strict) keep_hard_rows(batch, b, work);
-    write_answer(batch, b, work, CAFFNET_RELAXED);
-    return CAFFNET_RELAXED;
+    write_answer(batch, b, work, state);
+    return state;
 }
 
 /* Write a point whose hard rows hold exactly, if the one in work->y can be moved there by rounding: the soft rows take
@@ -539,6 +563,20 @@ FN int write_strictly(const CaffnetBatch *batch, int64_t b, Work *work, int sear
     return work->soft ? lean_on_soft_rows(batch, b, work) : CAFFNET_WITHIN_TOL;
 }
 
+/* Answer a RELAXED sample anew at the scale of its hard rows: beside a soft row that asks for numbers of another order,
+   theirs have lost their digits. */
+FN int rescale_to_hard_rows(const CaffnetBatch *batch, int64_t b, Work *work, CaffnetProof *proof) {
+    work->modest = 1;
+    (void)load_sample(batch, b, work);
+    work->modest = 0;
+    int state = approach(work, (int)batch->strict, proof);
+    if (state != CAFFNET_WITHIN_TOL) return state;
+    choose_yielding(work, SOFT_ROWS);
+    int hold = stay_on_hard_rows(work);
+    restore_bounds(work);
+    return hold ? CAFFNET_RELAXED : CAFFNET_WITHIN_TOL;
+}
+
 /* Answer one sample whose rows are scaled; its status. `proof` is filled for an INFEASIBLE one. */
 FN int decide(const CaffnetBatch *batch, int64_t b, Work *work, CaffnetProof *proof) {
     Rows *s = &work->rows;
@@ -563,6 +601,7 @@ FN int decide(const CaffnetBatch *batch, int64_t b, Work *work, CaffnetProof *pr
     else if (search == CAFFNET_PAPER && (batch->w || work->norm != 2.0) && try_compromise(batch, b, work))
         return batch->status[b];
     if (state != CAFFNET_INFEASIBLE && state != CAFFNET_RELAXED && !is_representable(work)) state = into_range(work, proof);
+    if (state == CAFFNET_RELAXED && s->shift != 0) state = rescale_to_hard_rows(batch, b, work, proof);
     if (state == CAFFNET_RELAXED) return write_relaxed(batch, b, work);
     if (batch->strict && state != CAFFNET_INFEASIBLE) {
         state = write_strictly(batch, b, work, search == CAFFNET_PAPER ? CAFFNET_FULL : search, proof);

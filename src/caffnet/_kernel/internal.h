@@ -92,6 +92,7 @@ typedef struct {
     double *give;              /* (m,) what each row is relaxed by anyway */
     double relax;              /* the relaxation of the soft rows, in the user's units, of a RELAXED answer */
     const char *soft;          /* (m,) 's' for soft rows, or NULL */
+    int modest;                /* what soft rows demand has no say in the scale of a sample */
     double *conflict, *fine;   /* (m,) multipliers that prove a set empty, and their lower halves */
     double *ordinary;          /* (n,) the answer while `strict` looks for another */
     int8_t *kept, *seed;       /* (m,), (max(m, n),) rows set aside */

@@ -216,16 +216,17 @@ FN int decide_in_metric(const CaffnetBatch *batch, int64_t b, Work *work, Metric
         }
     } else {
         state = approach(work, (int)batch->strict, proof);
+        if (state == CAFFNET_RELAXED && s->shift != 0) state = rescale_to_hard_rows(batch, b, work, proof);
         if (state == CAFFNET_INFEASIBLE) { /* between its rows, nearest in M */
             return_from_white(work, metric);
             round_point(work, work->y);
-        } else if (state == CAFFNET_RELAXED && white == CAFFNET_RELAXED) relax_in_metric(work, metric);
+        } else if (state == CAFFNET_RELAXED && white == CAFFNET_RELAXED && s->shift == 0) relax_in_metric(work, metric);
     }
+    if (state != CAFFNET_INFEASIBLE && state != CAFFNET_RELAXED && !is_representable(work)) state = into_range(work, proof);
     if (state == CAFFNET_RELAXED) {
         copy(work->g, work->y, n);
         return write_relaxed(batch, b, work);
     }
-    if (state != CAFFNET_INFEASIBLE && !is_representable(work)) state = into_range(work, proof);
     if (batch->strict && state != CAFFNET_INFEASIBLE) {
         copy(work->f, work->y, n);
         copy(work->g, work->y, n);

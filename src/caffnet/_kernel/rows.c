@@ -89,6 +89,8 @@ FN double scale_bound(const Rows *s, Index i, double bound) {
     return larger(smaller(scaled, NO_BOUND), -NO_BOUND);
 }
 
+FN int is_soft(const Work *work, Index i) { return work->soft && work->soft[i] == 's'; }
+
 /* The size of y that row i demands, as a binary exponent in scaled units; -5000 if 0 is within its bounds. */
 FN Index demand_of(const Rows *s, Index i, double low, double high) {
     double demand = low > 0.0 ? low : high < 0.0 ? -high : 0.0;
@@ -96,7 +98,7 @@ FN Index demand_of(const Rows *s, Index i, double low, double high) {
 }
 
 /* Scale the bounds of sample b by `shift` too, chosen so that the largest of f, g and what the rows demand of y is of
-   size 1, if that is out of range. */
+   size 1, if that is out of range. What soft rows demand does not count while the work is `modest`. */
 FN void shift_sample(const CaffnetBatch *batch, int64_t b, Work *work, double size) {
     Rows *s = &work->rows;
     Index top = size > 0.0 ? exponent_of(size) : -5000;
@@ -105,6 +107,7 @@ FN void shift_sample(const CaffnetBatch *batch, int64_t b, Work *work, double si
             double low = load(batch->lower, b * batch->lower_step + i, work->single);
             double high = load(batch->upper, b * batch->upper_step + i, work->single);
             if (pass == 0) {
+                if (work->modest && is_soft(work, i)) continue;
                 Index here = demand_of(s, i, low, high);
                 top = here > top ? here : top;
                 continue;

@@ -16,8 +16,6 @@
 
 enum { ALL_ROWS, SOFT_ROWS, HARD_ROWS };
 
-FN int is_soft(const Work *work, Index i) { return work->soft && work->soft[i] == 's'; }
-
 /* One of the user's units in the scaled row i. */
 FN double users_unit(const Rows *s, Index i) {
     Index exponent = s->exponent[i] + s->shift;
@@ -56,6 +54,7 @@ FN void close_face(Work *work) {
     for (Index i = 0; i < s->m; i++) {
         if (work->conflict[i] == 0.0 || face->held[i] != 0) continue;
         Index side = work->conflict[i] > 0.0 ? 1 : -1;
+        if (!is_finite(side > 0 ? work->high[i] : work->low[i])) continue; /* no point is nearer to it than another */
         add(s, face, i, side, work->t.rank);
         if (face->held[i] == 0 && !closed) {
             face->held[i] = (int8_t)side;
