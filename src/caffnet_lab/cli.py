@@ -366,6 +366,35 @@ def bench(
         _tell_written(console, path)
 
 
+@app.command()
+def programs(
+    task: Annotated[list[str] | None, typer.Option(help="Program or family (qp, mint, opf-118); repeat.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Few rounds: a first look.")] = False,
+    threads: Annotated[int | None, typer.Option(help="For torch and the rivals; all cores by default.")] = None,
+) -> None:
+    """Measure solve_qp beside other layers and solvers for quadratic and linear programs; a Markdown table."""
+    if threads is not None:
+        _check_whole("--threads", threads, 1, MOST_THREADS)
+
+    from caffnet_lab.bench import machine
+
+    machine.wait_passively(sys.argv[1:])
+
+    from caffnet_lab.bench import measure
+    from caffnet_lab.bench import programs as side_by_side
+    from caffnet_lab.bench.ready import Limits
+
+    try:
+        chosen = side_by_side.select(task)
+    except ValueError as error:
+        _fail(error)
+    limits = Limits(threads or machine.default_threads())
+    effort = measure.QUICK if quick else measure.Effort()
+    lines = side_by_side.run(chosen, limits, effort, lambda line: typer.echo(line, err=True))
+    for cells in (side_by_side.HEADER, ("---",) * len(side_by_side.HEADER), *side_by_side.rows(lines)):
+        typer.echo(f"| {' | '.join(cells)} |")
+
+
 def _coloured(cell: str) -> str:
     return {"pass": "[green]pass[/green]", "MISS": "[bold red]MISS[/bold red]"}.get(cell, escape(cell))
 

@@ -84,8 +84,9 @@ FN int factorise(const CaffnetBatch *batch, int64_t b, Metric *metric, double cu
     return 1;
 }
 
-/* Write sample b white into metric.batch; 0 if its metric is not positive definite. What all samples share is done once. */
-FN int whiten(const CaffnetBatch *batch, int64_t b, Metric *metric, const CaffnetTolerances *t) {
+/* Write sample b white into metric.batch; 0 if its metric is not positive definite. What all samples share is done once.
+   Rows that are not in `only`, if it is given, may be zero instead: they are not looked at. */
+FN int whiten(const CaffnetBatch *batch, int64_t b, Metric *metric, const CaffnetTolerances *t, const int8_t *only) {
     Index n = (Index)batch->n, m = (Index)batch->m;
     int single = (int)batch->single, shared = metric->ready && batch->metric_step == 0;
     if (!shared && !factorise(batch, b, metric, t->fine_rank)) return metric->ready = 0;
@@ -106,8 +107,9 @@ FN int whiten(const CaffnetBatch *batch, int64_t b, Metric *metric, const Caffne
     if (shared && batch->A_step == 0) return 1;
     for (Index i = 0; i < m; i++) {
         double *a = metric->A + (size_t)i * (size_t)n;
-        for (Index j = 0; j < n; j++) a[j] = load(batch->A, b * batch->A_step + (int64_t)i * n + j, single);
-        solve_lower(metric, a, n);
+        int asked = !only || only[i] != 0 || (batch->metric_step == 0 && batch->A_step == 0);
+        for (Index j = 0; j < n; j++) a[j] = asked ? load(batch->A, b * batch->A_step + (int64_t)i * n + j, single) : 0.0;
+        if (asked) solve_lower(metric, a, n);
     }
     metric->work.ready = 0;
     return metric->ready = scale_matrix(&metric->batch, 0, &metric->work.rows);
@@ -192,7 +194,7 @@ FN int decide_in_metric(const CaffnetBatch *batch, int64_t b, Work *work, Metric
     Rows *s = &work->rows;
     Index n = s->n;
     int loaded = load_sample(batch, b, work);
-    if (loaded == CAFFNET_INVALID || !whiten(batch, b, metric, &work->t)) {
+    if (loaded == CAFFNET_INVALID || !whiten(batch, b, metric, &work->t, NULL)) {
         write_nothing(batch, b, CAFFNET_INVALID);
         return CAFFNET_INVALID;
     }
@@ -248,7 +250,7 @@ FN void differentiate_in_metric(const CaffnetBatch *batch, const CaffnetGradient
     int single = work->single, held = 0, numbers = 1, relaxed = batch->status[b] == CAFFNET_RELAXED;
     Level level = {-1, -1, 0.0, 0.0};
     for (int64_t i = 0; i < batch->m && !held; i++) held = active[i] != 0;
-    if (!held || !whiten(batch, b, metric, &work->t)) {
+    if (!held || !whiten(batch, b, metric, &work->t, batch->tangent ? NULL : active)) {
         differentiate(batch, to, b, work);
         return;
     }

@@ -44,6 +44,18 @@ FN void gather(double *RESTRICT high, double *RESTRICT low, double *RESTRICT siz
     }
 }
 
+/* b - a y in pairs, eight side by side. */
+FN double fine_rest(double b, const double *RESTRICT a, const double *RESTRICT y, Index n) {
+    double high[8] = {0.0}, low[8] = {0.0}, size[8] = {0.0};
+    Pair total = {b, 0.0};
+    Index j = 0;
+    for (; j + 8 <= n; j += 8)
+        for (int c = 0; c < 8; c++) gather(high + c, low + c, size + c, -y[j + c], a + j + c, 1);
+    for (int c = 0; c < 8; c++) total = pair_add(pair_add(total, high[c]), low[c]);
+    for (; j < n; j++) total = pair_add_product(total, -a[j], y[j]);
+    return total.high + total.low;
+}
+
 /* What a minimum is refined with: its multipliers, (m,), of scaled rows and the scaled metric; what stationarity misses,
    (n,), and the sum of the sizes of its terms. */
 typedef struct {
@@ -78,18 +90,29 @@ FN int is_stationary(const Work *work, const Dual *dual, double share) {
     return 1;
 }
 
+/* What work->y misses of the rows of the white face, into its face.r; whether that is rounding. */
+FN int meets_rows(Work *work, Metric *metric) {
+    const Rows *own = &work->rows, *white = &metric->work.rows;
+    Face *face = &metric->work.face;
+    Index n = own->n;
+    double size = largest(work->y, n);
+    int met = 1;
+    for (Index j = 0; j < face->k; j++) {
+        Index i = face->rows[j];
+        double bound = face->sides[j] > 0 ? own->high[i] : own->low[i];
+        double missed = fine_rest(bound, own->A + (size_t)i * (size_t)n, work->y, n);
+        met = met && fabs(missed) <= work->t.feasibility * (size + fabs(bound)) + work->t.underflow;
+        face->r[j] = times_power(missed, white->exponent[i] - own->exponent[i]);
+    }
+    return met;
+}
+
 /* Move work->y and the multipliers by the solution of the system with what they miss. */
 FN void refine_minimum(Work *work, Metric *metric, Dual *dual) {
     const Rows *own = &work->rows, *white = &metric->work.rows;
     Face *face = &metric->work.face;
     Index n = own->n;
     double *u = face->r, *s = metric->work.other, *v = dual->miss;
-    for (Index j = 0; j < face->k; j++) {
-        Index i = face->rows[j];
-        Pair sum = {face->sides[j] > 0 ? own->high[i] : own->low[i], 0.0};
-        for (Index c = 0; c < n; c++) sum = pair_add_product(sum, -own->A[(size_t)i * (size_t)n + (size_t)c], work->y[c]);
-        u[j] = times_power(sum.high + sum.low, white->exponent[i] - own->exponent[i]);
-    }
     solve_lower(metric, v, n);
     solve_white(face, v, u, s, n);
     from_white(metric, v, n);
@@ -103,8 +126,9 @@ FN void refine_minimum(Work *work, Metric *metric, Dual *dual) {
 /* Refine work->y and its multipliers on the white face until what they miss is rounding. */
 FN void refine_fully(const CaffnetBatch *batch, int64_t b, Work *work, Metric *metric, Dual *dual) {
     for (int again = 0; again < 6; again++) {
+        int met = meets_rows(work, metric);
         stationarity(batch, b, work, metric, dual);
-        if (again > 0 && is_stationary(work, dual, 0x1p-52)) return; /* the first one finds the multipliers */
+        if (again > 0 && met && is_stationary(work, dual, 0x1p-52)) return; /* the first one finds the multipliers */
         refine_minimum(work, metric, dual);
     }
 }
@@ -136,7 +160,7 @@ FN int polish(const CaffnetBatch *batch, int64_t b, Work *work, Metric *metric, 
     int state = settle_in_metric(work, metric);
     if (state == REJECTED) return REJECTED;
     stationarity(batch, b, work, metric, dual);
-    *proven = is_stationary(work, dual, work->t.feasibility);
+    *proven = meets_rows(work, metric) && is_stationary(work, dual, work->t.feasibility);
     return *proven ? state : CAFFNET_WITHIN_TOL;
 }
 
@@ -217,7 +241,7 @@ FN int minimise(const CaffnetBatch *batch, void *multiplier, int64_t b, int soun
     Index n = s->n, m = s->m;
     int single = (int)batch->single, state = CAFFNET_INVALID;
     for (Index i = 0; i < m; i++) store(multiplier, b * batch->m + i, NAN, single);
-    if (sound && load_sample(batch, b, work) != CAFFNET_INVALID && whiten(batch, b, metric, &work->t)) {
+    if (sound && load_sample(batch, b, work) != CAFFNET_INVALID && whiten(batch, b, metric, &work->t, NULL)) {
         copy(work->f, metric->f, n);
         from_white(metric, work->f, n);
         for (Index j = 0; j < n; j++) work->g[j] = work->f[j] = times_power(work->f[j], s->shift);
@@ -265,7 +289,7 @@ FN void solve_system(const CaffnetBatch *batch, const CaffnetSystem *system, int
     int64_t first = b * batch->n, line = b * batch->m;
     const int8_t *active = batch->active + line;
     double *v = work->ordinary, *u = work->walk.g, *q = work->other;
-    sound = sound && (!metric || whiten(batch, b, metric, &work->t)) && load_sample(rows, metric ? 0 : b, white) != CAFFNET_INVALID;
+    sound = sound && (!metric || whiten(batch, b, metric, &work->t, active)) && load_sample(rows, metric ? 0 : b, white) != CAFFNET_INVALID;
     for (Index i = 0; i < m; i++) store(system->s, line + i, sound ? 0.0 : NAN, single);
     for (Index j = 0; j < n; j++) {
         v[j] = sound ? load(system->v, b * system->v_step + j, single) : NAN;

@@ -112,7 +112,10 @@ def _descend(problem: Problem, found: Minimum, places: Tensor, damped: bool, opt
                 empty = _at(problem, places[lost], double=False)
                 none = run.solve(empty._replace(f=torch.zeros_like(empty.f), metric=None), options)
                 answer.value[places[lost]], answer.active[places[lost]] = none.value, none.active
-                answer.status[places[lost]] = none.status
+                # A set that has a point was not what was wrong.
+                answer.status[places[lost]] = torch.where(
+                    none.status > Status.WITHIN_TOL, none.status, Status.INVALID
+                ).to(torch.int8)
                 proven, done = proven & ~lost, proven | lost
         if number == _ASKED_FOR_A_RAY:
             ray = _fall(p, ~done)

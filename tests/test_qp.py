@@ -1,0 +1,339 @@
+"""Quadratic and linear programs: exact answers, proofs, gradients, and what is said where there is no minimum."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from caffnet import (
+    AffineSet,
+    ConstraintError,
+    InfeasibleError,
+    Status,
+    UnboundedError,
+    prepare,
+    project,
+    solve_qp,
+)
+from helpers import DATA, nearest_exactly, needs_data, random_problem, set_of, stored_problem
+
+DOUBLE = torch.float64
+INF = float("inf")
+
+
+def normal(seed: int, *shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=DOUBLE, generator=torch.Generator().manual_seed(seed))
+
+
+def program(seed: int, batch: int = 6, n: int = 3, m: int = 5) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Q, q, A and b of strictly convex programs ``A y <= b`` with a point inside."""
+    root, A, inside = normal(seed, batch, n, n), normal(seed + 1, batch, m, n), normal(seed + 2, batch, n)
+    b = (A @ inside.unsqueeze(-1)).squeeze(-1) + normal(seed + 3, batch, m).abs()
+    return root @ root.mT + 0.3 * torch.eye(n), 3 * normal(seed + 4, batch, n), A, b
+
+
+# ------------------------------------------------------------------------------------------------ strictly convex
+
+
+@pytest.mark.parametrize("diagonal", [False, True], ids=["matrix", "diagonal"])
+def test_500_degenerate_programs_in_exact_arithmetic(diagonal: bool):
+    """Small integers: parallel rows, rows through one point, rows that repeat."""
+    random = np.random.default_rng(6)
+    answered = 0
+    for _ in range(250):
+        n, m = int(random.integers(1, 4)), int(random.integers(1, 6))
+        A, upper, f = (random.integers(-2, 3, size).astype(float) for size in ((m, n), m, n))
+        root = random.integers(-2, 3, (n, n))
+        Q = np.diag(random.integers(1, 9, n)).astype(float) if diagonal else (root @ root.T + np.eye(n)).astype(float)
+        exact = nearest_exactly(A.tolist(), upper.tolist(), f.tolist(), Q.tolist())
+        given = torch.as_tensor(Q.diagonal().copy() if diagonal else Q)
+        best = solve_qp(given, torch.as_tensor(-Q @ f), AffineSet.inequality(A, upper), on_infeasible="nan")
+        assert (best.status == Status.INFEASIBLE).item() == (exact is None), (A, upper, f, Q)
+        if exact is not None:
+            wanted = torch.tensor([float(y) for y in exact], dtype=DOUBLE)
+            torch.testing.assert_close(best.value, wanted, rtol=1e-14, atol=1e-14)
+            left = best.residuals()
+            assert max(left.primal, left.dual, left.gap) <= 1e-13 * (1 + best.multipliers.abs().max())
+            answered += 1
+    assert answered > 120
+
+
+def test_it_is_the_projection_in_the_metric_q():
+    Q, q, A, b = program(11, batch=32, n=6, m=12)
+    set = AffineSet.inequality(A, b)
+    nearest = project(-torch.linalg.solve(Q, q), set, metric=Q)
+    best = solve_qp(Q, q, set)
+    torch.testing.assert_close(best.value, nearest.value, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(best.multipliers, nearest.multipliers, rtol=1e-10, atol=1e-10)
+    y = best.value
+    torch.testing.assert_close(best.objective, (y * ((Q @ y.unsqueeze(-1)).squeeze(-1) / 2 + q)).sum(-1))
+
+
+def test_a_nearly_singular_q_keeps_its_digits():
+    """-Q⁻¹ q is at 1e10; the minimum, of size 1, has its residuals at rounding all the same."""
+    _, q, A, b = program(12, batch=50, n=5, m=15)
+    q_, _ = torch.linalg.qr(normal(3, 50, 5, 5))
+    Q = q_ * 10.0 ** torch.linspace(-10, 0, 5, dtype=DOUBLE) @ q_.mT
+    best = solve_qp(Q, q, AffineSet.inequality(A, b) & AffineSet.box(-5.0, 5.0, dim=5))
+    left = best.residuals()
+    assert max(t.max() for t in (left.primal, left.dual, left.gap)) <= 1e-12
+
+
+MAROS = DATA / "yardsticks" / "maros_meszaros_pd"
+NAMES = sorted(path.stem for path in MAROS.glob("*.mat"))
+
+
+@pytest.mark.skipif(not NAMES, reason=f"no Maros-Meszaros problems in {MAROS}")
+@pytest.mark.parametrize("name", NAMES)
+def test_strictly_convex_problems_of_maros_and_meszaros(name: str):
+    """Residuals and gap as qpbenchmark takes them, not scaled, at its high accuracy."""
+    scipy_io = pytest.importorskip("scipy.io")
+    data = scipy_io.loadmat(MAROS / f"{name}.mat")
+    P, A = (torch.as_tensor(t.toarray() if hasattr(t, "toarray") else t, dtype=DOUBLE) for t in (data["P"], data["A"]))
+    q, low, high = (torch.as_tensor(data[key], dtype=DOUBLE).reshape(-1) for key in ("q", "l", "u"))
+    low, high = torch.where(low <= -1e20, -INF, low), torch.where(high >= 1e20, INF, high)
+    best = solve_qp(P, q, AffineSet(A, low, high))
+    y, multipliers, value = best.value, best.multipliers, A @ best.value
+    assert torch.maximum(value - high, low - value).amax() <= 1e-9
+    assert (P @ y + q + A.mT @ multipliers).abs().amax() <= 1e-9
+    above, below = multipliers.clamp_min(0), multipliers.clamp_max(0)
+    assert not above[high == INF].any() and not below[low == -INF].any()
+    paid = (above * high.nan_to_num(0, 0, 0)).sum() + (below * low.nan_to_num(0, 0, 0)).sum()
+    assert (y @ P @ y + q @ y + paid).abs() <= 1e-9
+
+
+# ------------------------------------------------------------------------------------------------ singular or zero
+
+SEMIDEFINITE = ("CVXQP1_S", "CVXQP3_S", "DPKLO1", "DUALC2", "DUALC8", "GENHS28", "HS51", "HS52", "LOTSCHD", "QAFIRO")
+SEMIDEFINITE += ("QISRAEL", "QRECIPE", "QSCAGR7", "QSHARE2B", "TAME", "ZECEVIC2")
+LINEAR = ("adlittle", "afiro", "boeing2", "recipe", "sc105", "sc50a", "scagr7", "share2b", "stocfor1")
+
+
+@needs_data
+@pytest.mark.parametrize("name", [f"mm_{n}" for n in SEMIDEFINITE] + [f"netlib_lp_{n}" for n in LINEAR])
+def test_stored_programs_end_at_their_known_minimum(name: str):
+    data = stored_problem(name)
+    Q = torch.as_tensor(data["P"]) if "P" in data else None
+    best = solve_qp(Q, torch.as_tensor(data["q"]), set_of(data))
+    assert best.status <= Status.PROJECTED  # proven
+    known = float(data["obj_known"])  # eight digits of it
+    assert abs(best.objective + float(data.get("r", 0.0)) - known) <= 3e-8 * (1 + abs(known))
+
+
+def linear_by_highs(q: np.ndarray, set: AffineSet):
+    optimize = pytest.importorskip("scipy.optimize")
+    A, low, high = (t.numpy() for t in (set.A, set.lower, set.upper))
+    equal = low == high
+    up, down = ~equal & (high < INF), ~equal & (low > -INF)
+    return optimize.linprog(
+        q,
+        A_ub=np.concatenate([A[up], -A[down]]),
+        b_ub=np.concatenate([high[up], -low[down]]),
+        A_eq=A[equal],
+        b_eq=high[equal],
+        bounds=(None, None),
+        method="highs",
+    )
+
+
+def test_degenerate_linear_programs_agree_with_highs():
+    """Proven minima have the objective of HiGHS; rays are rays, whatever HiGHS says of sets that rounding empties."""
+    kinds = dict.fromkeys(Status, 0)
+    for seed in range(300):
+        set, _, _ = random_problem(seed)
+        random = np.random.default_rng(seed)
+        q = random.integers(-2, 3, set.n).astype(float) if seed % 2 else random.normal(size=set.n)
+        best = solve_qp(None, torch.as_tensor(q), set, on_infeasible="nan")
+        kinds[Status(best.status.item())] += 1
+        assert best.status in (Status.INSIDE, Status.PROJECTED, Status.UNBOUNDED), seed
+        if best.status == Status.UNBOUNDED:
+            ray, along = best.ray, set.A @ best.ray
+            assert torch.as_tensor(q) @ ray < -1e-6
+            assert (along[set.upper < INF] <= 1e-14).all() and (along[set.lower > -INF] >= -1e-14).all()
+        else:
+            other = linear_by_highs(q, set)
+            assert other.status == 0, seed
+            assert abs(best.objective - other.fun) <= 1e-8 * (1 + abs(other.fun)), seed
+    assert kinds[Status.PROJECTED] > 50 and kinds[Status.UNBOUNDED] > 50
+
+
+def test_singular_programs_are_proven():
+    for seed in range(200):
+        set, f, _ = random_problem(seed)
+        random = np.random.default_rng(seed)
+        root = torch.as_tensor(random.integers(-2, 3, (set.n, max(set.n - 1, 1))).astype(float))
+        Q, box = root @ root.mT, AffineSet.box(f - 9, f + 9)
+        best = solve_qp(Q, torch.as_tensor(random.normal(size=set.n)), set & box)
+        left = best.residuals()
+        size = 1 + best.multipliers.abs().max() * (1 + best.value.abs().max())
+        assert best.status <= Status.WITHIN_TOL, seed
+        assert max(left.primal, left.dual, left.gap) <= 1e-10 * size, seed
+
+
+@needs_data
+def test_the_multipliers_of_a_grid_are_its_nodal_prices():
+    """Case 118: the price of power at a bus, against HiGHS's duals and against its own minimum at another load."""
+    data = stored_problem("opf_case118_ieee")
+    set, q = set_of(data), data["q"]
+    best = solve_qp(None, torch.as_tensor(q), set)
+    lines = len(data["lim"])
+    # Rows: the flows below their limits, then above, then the balance. A load moves the balance and all flows.
+    def prices(rows: np.ndarray) -> np.ndarray:
+        return -rows[2 * lines] + (rows[:lines] - rows[lines : 2 * lines]) @ -data["M_off"]
+
+    found = best.multipliers.numpy()
+    other = linear_by_highs(q, set)
+    assert abs(best.objective - other.fun) <= 1e-8 * abs(other.fun)
+    up = int((set.upper[: 2 * lines] < INF).sum())
+    assert up == 2 * lines
+    theirs = np.concatenate([-other.ineqlin.marginals[: 2 * lines], -other.eqlin.marginals])
+    np.testing.assert_allclose(prices(found), prices(theirs), rtol=1e-6, atol=1e-6 * np.abs(prices(theirs)).max())
+
+
+# ------------------------------------------------------------------------------------------------ the gradient
+
+
+@pytest.mark.parametrize("kind", ["matrix", "diagonal", "shared"])
+def test_gradients_of_everything_and_their_gradients(kind: str):
+    Q, q, A, b = program(21, batch=4)
+    C, d = normal(25, 4, 1, 3), 0.1 * normal(26, 4, 1)
+    Q = {"matrix": Q, "diagonal": Q.diagonal(dim1=-2, dim2=-1).unsqueeze(-2), "shared": Q[0]}[kind].clone()
+    inputs = [t.clone().requires_grad_() for t in (Q, q, A, b + 2, C, d)]
+
+    def value(Q: Tensor, q: Tensor, A: Tensor, b: Tensor, C: Tensor, d: Tensor) -> tuple[Tensor, ...]:
+        best = solve_qp(Q, q, AffineSet.inequality(A, b) & AffineSet.equality(C, d))
+        return best.value, best.multipliers, best.objective
+
+    assert torch.autograd.gradcheck(value, inputs)
+    assert torch.autograd.gradgradcheck(value, inputs)
+
+
+def test_gradients_of_a_vertex_and_of_a_singular_q():
+    _, q, A, b = program(31, batch=4)
+    rank_one = normal(39, 4, 3, 1)
+
+    def linear(q: Tensor, A: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        best = solve_qp(None, q, AffineSet(A, -b - 4, b) & AffineSet.box(-3.0, 3.0, dim=3))
+        return best.value, best.multipliers
+
+    def singular(root: Tensor, q: Tensor, A: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        best = solve_qp(root @ root.mT, q, AffineSet(A, -b - 4, b) & AffineSet.box(-3.0, 3.0, dim=3))
+        return best.value, best.multipliers
+
+    inputs = [t.clone().requires_grad_() for t in (q, A, b.abs() + 0.1)]
+    assert torch.autograd.gradcheck(linear, inputs)
+    assert torch.autograd.gradcheck(singular, [rank_one.clone().requires_grad_(), *inputs])
+
+
+def test_where_minima_are_many_their_directions_get_no_gradient():
+    """min y_1 on the unit square: every (0, t) is one. The right side of the row moves y_1; nothing moves t."""
+    low = torch.zeros(2, dtype=DOUBLE, requires_grad=True)
+    q = torch.tensor([1.0, 0.0], dtype=DOUBLE, requires_grad=True)
+    best = solve_qp(None, q, AffineSet.box(low, torch.ones(2, dtype=DOUBLE)))
+    assert best.value[0] == 0
+    slope = torch.autograd.grad(best.value.sum(), (low, q))
+    assert torch.equal(slope[0][0], torch.tensor(1.0, dtype=DOUBLE)) and not slope[1].any()
+
+
+def test_samples_without_a_minimum_do_not_spoil_the_gradient():
+    Q, q, A, b = program(41, batch=3)
+    A[1, 1], b[1, 1] = -A[1, 0], -b[1, 0] - 1
+    q.requires_grad_()
+    best = solve_qp(Q, q, AffineSet.inequality(A, b), on_infeasible="nan")
+    assert best.status[1] == Status.INFEASIBLE and best.value[1].isnan().all() and best.multipliers[1].isnan().all()
+    (slope,) = torch.autograd.grad(best.value[[0, 2]].sum() + best.multipliers[[0, 2]].sum(), q)
+    assert slope.isfinite().all() and not slope[1].any() and slope[0].any()
+
+
+# ------------------------------------------------------------------------------------------------ around it
+
+
+def test_every_way_to_write_it_is_the_same():
+    Q, q, A, b = program(51, batch=5)
+    C, d = normal(1, 1, 3), torch.zeros(1, dtype=DOUBLE)
+    set = AffineSet.inequality(A, b + 3) & AffineSet.equality(C, d) & AffineSet.box(-2.0, 2.0, dim=3)
+    wanted = solve_qp(Q, q, set)
+    other = solve_qp(Q, q, G=A, h=b + 3, A=C, b=d, lb=-2.0, ub=2.0)
+    assert torch.equal(other.value, wanted.value) and torch.equal(other.multipliers, wanted.multipliers)
+    torch.testing.assert_close(solve_qp(Q, q, set, start=wanted.active).value, wanted.value)
+    one = solve_qp(Q[2], q[2], set[2])
+    assert torch.equal(one.value, wanted.value[2]) and one.multipliers.shape == (9,)
+    fixed = prepare(set[0])
+    assert torch.equal(solve_qp(Q[0], q[0], fixed).value, wanted.value[0])
+    for zero in (None, 0, torch.zeros(3, 3, dtype=DOUBLE), torch.zeros(3, dtype=DOUBLE)):
+        torch.testing.assert_close(solve_qp(zero, q, set).objective, solve_qp(None, q, set).objective)
+    listed = solve_qp([2.0, 1.0, 3.0], q, set)
+    assert torch.equal(listed.value, solve_qp(torch.tensor([2.0, 1.0, 3.0], dtype=DOUBLE).diag(), q, set).value)
+
+
+@pytest.mark.parametrize("curved", [True, False], ids=["quadratic", "linear"])
+def test_single_precision_is_double_precision_rounded(curved: bool):
+    Q, q, A, b = (t.float() for t in program(61, batch=20))
+    set = AffineSet.inequality(A, b) & AffineSet.box(-4.0, 4.0, dim=3)
+    best = solve_qp(Q if curved else None, q, set)
+    exact = solve_qp(Q.double() if curved else None, q.double(), set.to(DOUBLE))
+    assert best.value.dtype == torch.float32 and best.multipliers.dtype == torch.float32
+    torch.testing.assert_close(best.value, exact.value.float(), rtol=1e-4, atol=1e-4)
+    assert (best.violation <= 1e-5).all() and (best.status <= Status.WITHIN_TOL).all()
+
+
+def test_a_shared_objective_begins_with_the_rows_of_the_first():
+    """One q, one A, bounds per sample: the same answers as one by one."""
+    _, q, A, b = program(71, batch=30, n=4, m=9)
+    set = AffineSet.inequality(A[0], b.abs() + 0.1) & AffineSet.box(-2.0, 2.0, dim=4)
+    together = solve_qp(None, q[0], set)
+    alone = torch.stack([solve_qp(None, q[0], set[i]).value for i in range(30)])
+    torch.testing.assert_close(together.value, alone, rtol=1e-12, atol=1e-12)
+    assert (together.status <= Status.PROJECTED).all()
+
+
+def test_what_has_no_minimum():
+    q = torch.tensor([-1.0, -2.0])
+    corner = AffineSet.box(0.0, None, dim=2)
+    with pytest.raises(UnboundedError, match=r"falls without end, first in sample \(\): along the direction") as caught:
+        solve_qp(None, q, corner)
+    assert caught.value.samples == [()] and (caught.value.rays @ q < 0).all()
+    assert pickle.loads(pickle.dumps(caught.value)).samples == [()]
+    with pytest.raises(UnboundedError):
+        solve_qp(torch.tensor([[1.0, 0.0], [0.0, 0.0]]), q, corner)
+    marked = solve_qp(None, torch.stack([q, -q]), corner, on_infeasible="nan")
+    assert marked.status.tolist() == [Status.UNBOUNDED, Status.PROJECTED]
+    assert marked.value[0].isnan().all() and marked.objective[0].isnan() and not marked.value[1].any()
+    with pytest.raises(InfeasibleError, match=r"row 0 .* row 1"):
+        solve_qp(torch.eye(2), q, AffineSet.inequality([[1.0, 0.0], [-1.0, 0.0]], [0.0, -1.0]))
+    with pytest.raises(InfeasibleError, match=r"row 0 .* row 1"):
+        solve_qp(None, q, AffineSet.inequality([[1.0, 0.0], [-1.0, 0.0]], [0.0, -1.0]))
+
+
+def test_what_cannot_be_a_program_is_refused():
+    Q, q, A, b = program(81, batch=3)
+    set = AffineSet.inequality(A, b)
+    with pytest.raises(ConstraintError, match=r"smallest eigenvalue of that of sample \(0,\) is -1"):
+        solve_qp(-torch.eye(3, dtype=DOUBLE), q, set)
+    marked = solve_qp(torch.stack([-torch.eye(3, dtype=DOUBLE), *Q[1:]]), q, set, on_infeasible="nan")
+    assert marked.status[0] == Status.INVALID and marked.value[0].isnan().all()
+    assert (marked.status[1:] <= Status.PROJECTED).all()
+    with pytest.raises(ConstraintError, match=r"q must be finite, got nan at q\[1, 0\]"):
+        spoiled = q.clone()
+        spoiled[1, 0] = float("nan")
+        solve_qp(Q, spoiled, set)
+    with pytest.raises(ConstraintError, match=r"Q must have shape \(\.\.\., 3, 3\)"):
+        solve_qp(torch.eye(2, dtype=DOUBLE), q, set)
+    with pytest.raises(ConstraintError, match="Q is torch.float32"):
+        solve_qp(torch.eye(3), q, set)
+    with pytest.raises(ConstraintError, match=r"q must have shape \(\.\.\., 3\)"):
+        solve_qp(None, q[:, :2], set)
+    with pytest.raises(ConstraintError, match="has a metric"):
+        solve_qp(Q, q, set.with_metric([1.0, 2.0, 3.0]))
+    with pytest.raises(ConstraintError, match="not both"):
+        solve_qp(Q, q, set, lb=0.0)
+    with pytest.raises(ConstraintError, match="G is given without h"):
+        solve_qp(Q, q, G=A)
+    with pytest.raises(ConstraintError, match="needs constraints"):
+        solve_qp(Q, q)
+    with pytest.raises(ConstraintError, match="cannot be mapped or traced"):
+        torch.func.vmap(lambda q: solve_qp(Q[0], q, set[0]).value)(q)
