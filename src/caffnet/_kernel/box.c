@@ -13,7 +13,7 @@ FN int box_limits(const Rows *s, double *low, double *high) {
     }
     for (Index i = 0; i < s->m; i++) {
         Index j = s->plain[i];
-        int up = s->A[(size_t)i * (size_t)s->n + (size_t)j] > 0.0;
+        int up = plain_sign(s, i) > 0.0;
         low[j] = larger(low[j], up ? s->low[i] : -s->high[i]);
         high[j] = smaller(high[j], up ? s->high[i] : -s->low[i]);
         if (!(low[j] <= high[j])) return 0;
@@ -27,8 +27,8 @@ FN void mark_box(const Rows *s, Face *face, int8_t *side, const double *low, con
     for (int equalities = 1; equalities >= 0; equalities--)
         for (Index i = 0; i < s->m; i++) {
             Index j = s->plain[i];
-            if (side[j] == 0 || s->equal[i] != equalities) continue;
-            int up = s->A[(size_t)i * (size_t)s->n + (size_t)j] > 0.0, upper = (side[j] > 0) == up;
+            if (j < 0 || side[j] == 0 || s->equal[i] != equalities) continue;
+            int up = plain_sign(s, i) > 0.0, upper = (side[j] > 0) == up;
             double bound = (up ? 1.0 : -1.0) * (side[j] > 0 ? high[j] : low[j]);
             if (upper && s->high[i] == bound) face->held[i] = 1;
             else if (!upper && s->low[i] == bound) face->held[i] = s->equal[i] ? 1 : -1;

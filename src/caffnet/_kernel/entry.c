@@ -16,25 +16,35 @@ FN void *take(Pool *pool, size_t count, size_t size) {
 #define INDICES(count) (Index *)take(&pool, (size_t)(count), sizeof(Index))
 #define MARKS(count) (int8_t *)take(&pool, (size_t)(count), 1)
 
-/* Divide the caller's memory; how much of it is used. */
-FN size_t carve(Work *work, int64_t outputs, int64_t count, int search, void *memory) {
+/* Divide the caller's memory; how much of it is used. `nonzeros` of a sparse matrix, else -1. */
+FN size_t carve(Work *work, int64_t outputs, int64_t count, int64_t nonzeros, int search, void *memory) {
     Pool pool = {(char *)memory, 0};
-    size_t n = (size_t)outputs, m = (size_t)count, wide = m > n ? m : n;
+    size_t n = (size_t)outputs, m = (size_t)count, wide = m > n ? m : n, dense = nonzeros < 0;
     size_t deep = search == CAFFNET_ACTIVE ? 1 : n + 1, paper = search == CAFFNET_PAPER ? n + 1 : 0;
     memset(work, 0, sizeof *work);
     Rows *s = &work->rows;
     s->m = (Index)count;
     s->n = (Index)outputs;
-    s->A = DOUBLES(m * n);
+    s->A = DOUBLES(dense ? m * n : (size_t)nonzeros);
     s->exponent = INDICES(m);
     s->factor = DOUBLES(m);
     s->squared = DOUBLES(m);
     s->entries = INDICES(m);
-    s->columns = INDICES(m * (n / 4));
+    s->columns = INDICES(dense * m * (n / 4));
     s->plain = INDICES(m);
     s->low = DOUBLES(m);
     s->high = DOUBLES(m);
     s->equal = MARKS(m);
+    Direct *direct = &s->direct;
+    direct->link = INDICES(n);
+    direct->a = DOUBLES(n);
+    direct->low = DOUBLES(n);
+    direct->high = DOUBLES(n);
+    direct->side = MARKS(n);
+    direct->sums = DOUBLES(3 * n);
+    direct->first = INDICES(n);
+    direct->from = INDICES(n);
+    direct->until = INDICES(n);
     Face *face = &work->face;
     Face *faces[3] = {face, &work->saved, &work->first};
     for (int c = 0; c < 3; c++) {
@@ -81,16 +91,17 @@ FN size_t carve(Work *work, int64_t outputs, int64_t count, int search, void *me
     walk->pinv = DOUBLES(paper * n * n);
     walk->null = DOUBLES(paper * n * n);
     for (int c = 0; c < 3; c++) { /* last: a box does not touch them, and large memory costs when it is touched */
-        faces[c]->Q = DOUBLES(n * n);
-        faces[c]->R = DOUBLES(n * n);
+        faces[c]->Q = DOUBLES(dense * n * n);
+        faces[c]->R = DOUBLES(dense * n * n);
     }
-    face->rest = DOUBLES(m * n);
-    face->part = DOUBLES(m * n);
+    face->rest = DOUBLES(dense * m * n);
+    face->part = DOUBLES(dense * m * n);
     return pool.used;
 }
 
 FN void prepare(Work *work, const CaffnetBatch *batch, void *memory) {
-    (void)carve(work, batch->n, batch->m, (int)batch->search, memory);
+    int64_t nonzeros = batch->row_start ? batch->row_start[batch->m] : -1;
+    (void)carve(work, batch->n, batch->m, nonzeros, (int)batch->search, memory);
     work->t = batch->t;
     work->norm = batch->norm;
     work->single = (int)batch->single;
@@ -114,7 +125,7 @@ FN size_t carve_metric(Metric *metric, int64_t outputs, int64_t count, void *mem
 }
 
 FN void prepare_metric(Metric *metric, const CaffnetBatch *batch, void *memory) {
-    size_t used = carve(&metric->work, batch->n, batch->m, (int)batch->search, NULL);
+    size_t used = carve(&metric->work, batch->n, batch->m, -1, (int)batch->search, NULL);
     used += carve_metric(metric, batch->n, batch->m, (char *)memory + used);
     CaffnetBatch *white = &metric->batch;
     metric->diagonal = (int)batch->diagonal;
@@ -139,13 +150,13 @@ FN void prepare_metric(Metric *metric, const CaffnetBatch *batch, void *memory) 
 FN int renew_rows(Work *work, const CaffnetBatch *batch, int64_t b, int64_t first, int sound) {
     if (b != first && batch->A_step == 0) return sound;
     work->ready = 0;
-    return scale_matrix(batch, b, &work->rows);
+    return read_matrix(batch, b, &work->rows);
 }
 
 EXPORT int64_t NAME(caffnet_workspace)(int64_t n, int64_t m, int64_t search, int64_t metric) {
     Work work;
     Metric white;
-    size_t size = carve(&work, n, m, (int)search, NULL);
+    size_t size = carve(&work, n, m, -1, (int)search, NULL);
     return (int64_t)(metric ? 2 * size + carve_metric(&white, n, m, NULL) : size) + 64;
 }
 
@@ -191,7 +202,7 @@ EXPORT void NAME(caffnet_conflict)(const CaffnetBatch *batch, int64_t sample, do
     prepare(&work, batch, memory);
     proof->gap = proof->radius = 0.0;
     for (int64_t i = 0; i < batch->m; i++) multiplier[i] = 0.0;
-    if (!scale_matrix(batch, sample, &work.rows)) return;
+    if (!read_matrix(batch, sample, &work.rows)) return;
     if (decide(batch, sample, &work, proof) != CAFFNET_INFEASIBLE) return;
     for (Index i = 0; i < work.rows.m; i++) multiplier[i] = times_power(work.conflict[i], work.rows.exponent[i]);
     proof->gap = times_power(proof->gap, -work.rows.shift);

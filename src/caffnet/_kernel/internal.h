@@ -29,10 +29,31 @@ typedef int32_t Index;
 enum { NOT_FOUND = -1, CONFLICT = -2 }; /* in place of the number of rows of a face */
 enum { REJECTED = -1 };                 /* in place of a status */
 
+/* Two units in the last place: what one operation and the rounding of its input leave. */
+#define ROUNDING 0x1p-51
+/* Smaller sets are answered faster by the general method. */
+#define DIRECT_FROM 12
+
+/* Sets that direct.c knows. */
+enum { ANY, BOUNDS, BUDGET, CHAIN };
+typedef struct {
+    int shape;          /* what the matrix may be */
+    int family;         /* what the sample is */
+    int falling;        /* CHAIN: the outputs fall */
+    Index row;          /* BUDGET: the row that is no bound of one output */
+    Index *link;        /* (n,) CHAIN: the row that ties output j to j + 1, or -1 */
+    double *a;          /* (n,) BUDGET: that row; CHAIN: the entry of y_{j+1} in link j */
+    double *low, *high; /* (n,) the bounds of every output */
+    int8_t *side;       /* (n,) the bound that fixes an output */
+    double *sums;       /* (3, n) scratch */
+    Index *first, *from, *until; /* (n,) CHAIN: where blocks begin, where bounds come from */
+} Direct;
+
 /* The rows of one sample, each times a power of two so that 1 <= |a|_1 < 2. */
 typedef struct {
     Index m, n;
-    double *A;         /* (m, n) */
+    double *A;         /* (m, n), or only the entries of a sparse matrix */
+    const Index *start, *places; /* of a sparse matrix: where each row begins in A, (m + 1,); their columns. Else NULL */
     Index *exponent;   /* (m,) the power of two */
     double *factor;    /* (m,) the same as a number; 0 where it is out of range */
     double *squared;   /* (m,) |a|_2^2 */
@@ -43,6 +64,7 @@ typedef struct {
     int8_t *equal;     /* (m,) both bounds are the same */
     Index shift;       /* f, g and the bounds are times 2^shift: 0 but for the largest and smallest numbers */
     int boxed;         /* all rows are plain */
+    Direct direct;
     int narrow;        /* a scaled entry or bound has lost bits: the smallest numbers beside the largest */
 } Rows;
 
@@ -115,6 +137,12 @@ typedef struct {
     CaffnetBatch batch; /* of this one sample */
     Work work;
 } Metric;
+
+/* The face without rows. */
+FN void clear_face(const Rows *s, Face *face) {
+    for (Index i = 0; i < s->m; i++) face->held[i] = 0;
+    face->k = 0;
+}
 
 FN double larger(double a, double b) { return a > b ? a : b; }
 FN double smaller(double a, double b) { return a < b ? a : b; }

@@ -8,6 +8,7 @@
      exact       sums and signs without rounding
      face        a sub-constraint as an orthogonal factorisation
      box         sets made of bounds only
+     direct      one row or a chain beside the bounds
      dual        the sub-constraint of the Euclidean projection
      walk        all sub-constraints, depth first
      paper       the least-squares compromises of dependent rows
@@ -51,6 +52,7 @@ typedef struct {
     int64_t f_step, w_step, A_step, lower_step, upper_step, metric_step;
     const void *f, *w, *A, *lower, *upper; /* (B, n), (B, n) or NULL, (B, m, n), (B, m), (B, m) */
     const void *metric;                    /* (B, n, n), or (B, n) if diagonal, or NULL for the Euclidean one */
+    const int32_t *row_start, *columns;    /* a sparse A that all share: (m + 1,), where its rows begin; columns. Or NULL */
     const char *kinds;                     /* (m,) '=' for rows that are equalities by declaration, or NULL */
     const int8_t *start;                   /* (B, m) rows to begin with, or NULL */
     void *value;                           /* (B, n) */

@@ -31,7 +31,7 @@ SEARCHES = {"full": 0, "lite": 1, "active": 2, "paper": 3}
 _WORTH_A_THREAD = 20_000  # numbers in A for one more thread: what is computed while a thread is woken
 _LONG = 2e8  # multiply-adds: about a second; such a call runs beside the main thread, which Ctrl-C can then stop
 
-_BATCH = struct.Struct("28q11d")
+_BATCH = struct.Struct("30q11d")
 _GRADIENTS = struct.Struct("12q")
 _PROOF = struct.Struct("2d")
 
@@ -179,6 +179,8 @@ class Batch:
             lower.data_ptr(),
             upper.data_ptr(),
             0 if metric is None else metric.data_ptr(),
+            0,
+            0,
             kinds_at,
             0 if start is None else start.data_ptr(),
             answer.value.data_ptr(),
