@@ -21,6 +21,7 @@ C_FILES = sorted([*(ROOT / "_kernel").glob("*.c"), *(ROOT / "_kernel").glob("*.h
 # The order in which modules may import: only from earlier lines. Modules of one line do not know each other.
 ORDER = [
     {"errors", "tolerance", "_solve.tracing", "_kernel.build"},
+    {"_solve.sparse"},
     {"constraints"},
     {"_solve.problem"},
     {"_kernel.native", "_solve.prepare"},

@@ -160,6 +160,11 @@ EXPORT int64_t NAME(caffnet_workspace)(int64_t n, int64_t m, int64_t search, int
     return (int64_t)(metric ? 2 * size + carve_metric(&white, n, m, NULL) : size) + 64;
 }
 
+EXPORT int64_t NAME(caffnet_workspace_sparse)(int64_t n, int64_t m, int64_t nonzeros) {
+    Work work;
+    return (int64_t)carve(&work, n, m, nonzeros, CAFFNET_ACTIVE, NULL) + 64;
+}
+
 EXPORT int64_t NAME(caffnet_solve)(const CaffnetBatch *batch, int64_t first, int64_t last, void *memory) {
     Work work;
     Metric metric;

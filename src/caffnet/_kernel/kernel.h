@@ -85,6 +85,9 @@ typedef struct {
 /* Bytes of workspace for one call at a time. */
 CAFFNET_FUNCTION int64_t caffnet_workspace(int64_t n, int64_t m, int64_t search, int64_t metric);
 
+/* The same for a sparse matrix. */
+CAFFNET_FUNCTION int64_t caffnet_workspace_sparse(int64_t n, int64_t m, int64_t nonzeros);
+
 /* Answers samples first .. last-1; returns how many are INFEASIBLE or INVALID, or -1 if cancelled. */
 CAFFNET_FUNCTION int64_t caffnet_solve(const CaffnetBatch *batch, int64_t first, int64_t last, void *memory);
 

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from caffnet import tolerance
 from caffnet._kernel import build
+from caffnet._solve import sparse
 from caffnet._solve.problem import Answer, Options, Problem, is_diagonal
 from caffnet._solve.tracing import remember
 from caffnet.errors import KernelError
@@ -60,6 +61,8 @@ def _library() -> ctypes.CDLL:
     pointer = ctypes.c_void_p
     library.caffnet_workspace.argtypes = [ctypes.c_int64] * 4
     library.caffnet_workspace.restype = ctypes.c_int64
+    library.caffnet_workspace_sparse.argtypes = [ctypes.c_int64] * 3
+    library.caffnet_workspace_sparse.restype = ctypes.c_int64
     library.caffnet_solve.argtypes = [ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64, pointer]
     library.caffnet_solve.restype = ctypes.c_int64
     library.caffnet_gradient.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64, pointer]
@@ -78,9 +81,8 @@ def library_path() -> Path:
 _own = threading.local()
 
 
-def _memory(n: int, m: int, search: int, metric: bool) -> int:
+def _memory(size: int) -> int:
     """The address of workspace that belongs to this thread."""
-    size = workspace_size(n, m, search, metric)
     held = getattr(_own, "memory", None)
     if held is None or held.numel() < size:
         held = _own.memory = torch.empty(size, dtype=torch.uint8)
@@ -91,6 +93,12 @@ def _memory(n: int, m: int, search: int, metric: bool) -> int:
 def workspace_size(n: int, m: int, search: int, metric: bool = False) -> int:
     """Bytes of workspace for one call at a time; `search` is a number of `SEARCHES`."""
     return _library().caffnet_workspace(n, m, search, metric)
+
+
+@functools.lru_cache(maxsize=1024)
+def sparse_workspace_size(n: int, m: int, entries: int) -> int:
+    """The same for a sparse matrix."""
+    return _library().caffnet_workspace_sparse(n, m, entries)
 
 
 @remember
@@ -148,15 +156,17 @@ class Batch:
         cancel: ctypes.c_int32 | None,
         device_kinds: Tensor | None = None,
     ):
-        f, A, lower, upper = lines(p.f, 1), lines(p.A, 2), lines(p.lower, 1), lines(p.upper, 1)
+        f, lower, upper = lines(p.f, 1), lines(p.lower, 1), lines(p.upper, 1)
+        starts, columns, A = sparse.entries(p.A) if sparse.is_sparse(p.A) else (None, None, lines(p.A, 2))
         w = None if p.w is None else lines(p.w, 1)
         metric = None if p.metric is None else lines(p.metric, 2)
         self.samples, self.n = f.shape
-        self.m, self.search = A.shape[-2], SEARCHES[options.search]
+        self.m, self.search = p.A.shape[-2], SEARCHES[options.search]
+        self.entries = None if starts is None else A.shape[0]
         kinds, kinds_at = _kinds(p.row_kinds) if device_kinds is None else (device_kinds, device_kinds.data_ptr())
         choice = answer.choice
         self.metric = metric is not None
-        self.kept = (f, w, A, lower, upper, metric, kinds, start, answer, cancel)
+        self.kept = (f, w, A, starts, columns, lower, upper, metric, kinds, start, answer, cancel)
         self.packed = _BATCH.pack(
             self.n,
             self.m,
@@ -169,7 +179,7 @@ class Batch:
             metric is not None and is_diagonal(metric),
             _step(f, 1),
             0 if w is None else _step(w, 1),
-            _step(A, 2),
+            0 if starts is not None else _step(A, 2),
             _step(lower, 1),
             _step(upper, 1),
             0 if metric is None else _step(metric, 2),
@@ -179,8 +189,8 @@ class Batch:
             lower.data_ptr(),
             upper.data_ptr(),
             0 if metric is None else metric.data_ptr(),
-            0,
-            0,
+            0 if starts is None else starts.data_ptr(),
+            0 if columns is None else columns.data_ptr(),
             kinds_at,
             0 if start is None else start.data_ptr(),
             answer.value.data_ptr(),
@@ -192,8 +202,21 @@ class Batch:
             *tolerances(f.dtype, self.n),
         )
 
+    @property
+    def workspace(self) -> int:
+        """Bytes of workspace for one call at a time."""
+        if self.entries is not None:
+            return sparse_workspace_size(self.n, self.m, self.entries)
+        return workspace_size(self.n, self.m, self.search, self.metric)
+
+    @property
+    def size(self) -> int:
+        """Numbers in the matrix that a sample is asked about: a measure of its work."""
+        return self.m * self.n if self.entries is None else self.entries
+
     def memory(self) -> int:
-        return _memory(self.n, self.m, self.search, self.metric)
+        """The address of workspace for the thread that asks."""
+        return _memory(self.workspace)
 
 
 def empty_answer(f: Tensor, m: int, search: str) -> Answer:
@@ -230,7 +253,7 @@ def solve(problem: Problem, options: Options, start: Tensor | None = None) -> tu
     def part(first: int, last: int) -> int:
         return call(batch.packed, first, last, batch.memory())
 
-    counts = _in_parts(part, batch.samples, batch.m * batch.n, cancel)
+    counts = _in_parts(part, batch.samples, batch.size, cancel)
     return answer, sum(counts)
 
 
@@ -242,9 +265,10 @@ def gradient(
     to_f = torch.empty_like(p.f, memory_format=torch.contiguous_format) if wanted[0] else None
     to_w = torch.empty_like(to_f if to_f is not None else p.f) if wanted[1] and p.w is not None else None
     # Sums over rows and samples are kept in double precision.
+    A = sparse.numbers(p.A)
     sums = [
         torch.zeros(t.shape, dtype=torch.float64) if want and t is not None else None
-        for t, want in zip((p.A, p.lower, p.upper, p.metric), wanted[2:], strict=True)
+        for t, want in zip((A, p.lower, p.upper, p.metric), wanted[2:], strict=True)
     ]
     v = lines(v, 1)
     batch = Batch(p, options, answer, None, None)
@@ -255,9 +279,10 @@ def gradient(
         call(batch.packed, to, first, last, batch.memory())
 
     # What all samples add up in one place is not for several threads.
-    summed = any(t is not None and t.ndim == core for t, core in zip(sums, CORES, strict=True))
-    _in_parts(part, batch.samples, 0 if summed else batch.m * batch.n, None)
-    return to_f, to_w, *(None if t is None else t.to(p.f.dtype) for t in sums)
+    summed = any(t is not None and t.ndim <= core for t, core in zip(sums, CORES, strict=True))
+    _in_parts(part, batch.samples, 0 if summed else batch.size, None)
+    to_A, *others = (None if t is None else t.to(p.f.dtype) for t in sums)
+    return to_f, to_w, to_A if to_A is None or A is p.A else sparse.like(p.A, to_A), *others
 
 
 def pack_gradients(v: Tensor, to_f: Tensor | None, to_w: Tensor | None, sums: list[Tensor | None]) -> bytes:
@@ -285,6 +310,8 @@ def conflict(problem: Problem, options: Options, sample: int) -> tuple[Tensor, f
 def _is_long(p: Problem, options: Options) -> bool:
     samples, n = p.f.shape
     m = p.A.shape[-2]
+    if sparse.is_sparse(p.A):
+        return samples * sparse.numbers(p.A).shape[0] * 100.0 > _LONG
     steps = n if options.search == "active" or (p.w is None and options.norm == 2) else 2.0 ** min(m, 3 * n, 40)
     return samples * m * n * steps > _LONG
 

@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from caffnet import tolerance
-from caffnet._solve import run
+from caffnet._solve import run, sparse
 from caffnet._solve.face import dot, factor, pick_rows, product, times_power, unit_exponent
 from caffnet._solve.metric import White
 from caffnet._solve.problem import Answer, Options, Problem
 from caffnet._solve.tracing import in_forward_mode, in_transform, is_compiling, is_concrete, is_exporting, no_autocast
+from caffnet.errors import ConstraintError
 
 
 def answer(problem: Problem, options: Options, start: Tensor | None = None) -> Answer:
@@ -79,6 +80,10 @@ def _again(problem: Problem, found: Answer, options: Options, wanted: Sequence[b
 
 def on_face(problem: Problem, found: Answer, options: Options) -> Tensor:
     """The value as ``A_γ⁺ b_γ + (I - A_γ⁺ A_γ)(f + w)`` in plain operations, on the face that was found."""
+    if sparse.is_sparse(problem.A):
+        raise ConstraintError(
+            "Sparse rows have first derivatives in reverse mode only: write set.to_dense() for others, if its size permits."
+        )
     with no_autocast(problem.f.device.type):
         if problem.metric is None:
             return _on_face(problem, found, options)

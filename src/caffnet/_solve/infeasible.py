@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from caffnet._kernel import native
+from caffnet._solve import sparse
 from caffnet._solve.problem import Answer, Options, Problem, Status, is_diagonal
 from caffnet.errors import ConstraintError, InfeasibleError
 
@@ -124,7 +125,7 @@ def _invalid(p: Problem) -> ConstraintError:
     equality = torch.tensor([kind == "=" for kind in p.row_kinds], dtype=torch.bool)
     bad: dict[str, Tensor] = {
         "f": ~p.f.isfinite(),
-        "A": ~p.A.isfinite(),
+        "A": ~sparse.numbers(p.A).isfinite(),
         "lower": p.lower.isnan(),
         "upper": p.upper.isnan() | (p.upper.isinf() & equality),
     }
@@ -136,7 +137,9 @@ def _invalid(p: Problem) -> ConstraintError:
     if mask is None:
         return _indefinite(p)
     place = mask.nonzero()[0].tolist()
-    number = getattr(p, name)[tuple(place)].item()
+    number = (sparse.numbers(p.A) if name == "A" else getattr(p, name))[tuple(place)].item()
+    if name == "A" and sparse.is_sparse(p.A):
+        place = sparse.place_of(p.A, place[0])
     return ConstraintError(
         f"{_rank()}{name} must be finite, got {number} {_where(p, name, place)}. "
         'Find out where it comes from, or pass on_infeasible="nan" to mark such samples INVALID and go on.'

@@ -121,7 +121,7 @@ def choose_search(row_kinds: str, n: int, search: str, budget: int = DEFAULT_BUD
     Raises:
         BudgetError: the search named does not fit into the budget.
     """
-    if search == "active":
+    if search == "active" or (search == "auto" and n * (n + len(row_kinds)) > _CHEAP):
         return "active"
     sizes = subset_sizes(row_kinds, n, search == "lite")
     count = count_subsets(row_kinds, sizes)
