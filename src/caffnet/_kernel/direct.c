@@ -125,27 +125,34 @@ FN void fix_outputs(const Rows *s, const int8_t *held, double *y) {
 /* The sums of a_j x_j and of a_j a_j over the outputs that are not fixed. */
 FN double over_free(const Direct *d, const double *x, Index n, double *squared) {
     double sum[8] = {0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0}, size[8] = {0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0};
-    for (Index j = 0; j < n; j++) {
+    Index j = 0;
+    for (; j + 8 <= n; j += 8)
+        for (int c = 0; c < 8; c++) {
+            double a = d->side[j + c] ? 0.0 : d->a[j + c];
+            sum[c] += a * x[j + c];
+            size[c] += a * a;
+        }
+    for (int c = 0; j < n; j++, c++) {
         double a = d->side[j] ? 0.0 : d->a[j];
-        sum[j & 7] += a * x[j];
-        size[j & 7] += a * a;
+        sum[c] += a * x[j];
+        size[c] += a * a;
     }
     *squared = ((size[0] + size[4]) + (size[1] + size[5])) + ((size[2] + size[6]) + (size[3] + size[7]));
     return ((sum[0] + sum[4]) + (sum[1] + sum[5])) + ((sum[2] + sum[6]) + (sum[3] + sum[7]));
 }
 
-/* Move y onto the row of a budget, along the outputs that are not fixed; its residual with twice the digits. */
-FN void onto_row(const Rows *s, double bound, double *y) {
+/* Move y onto the row of a budget, along the outputs that are not fixed; `finely`: its residual with twice the digits. */
+FN void onto_row(const Rows *s, double bound, double *y, int finely) {
     const Direct *d = &s->direct;
     Pair sum = {-bound, 0.0};
     double squared = 0.0;
     (void)over_free(d, y, s->n, &squared);
     if (!(squared > 0.0)) return;
-    for (Index j = 0; j < s->n; j++)
-        if (d->a[j] != 0.0) sum = pair_add_product(sum, d->a[j], y[j]);
+    if (finely)
+        for (Index j = 0; j < s->n; j++) sum = d->a[j] == 0.0 ? sum : pair_add_product(sum, d->a[j], y[j]);
+    else sum.high += dot(d->a, y, s->n);
     double step = (sum.high + sum.low) / squared;
-    for (Index j = 0; j < s->n; j++)
-        if (!d->side[j]) y[j] -= step * d->a[j];
+    for (Index j = 0; j < s->n; j++) y[j] -= d->side[j] ? 0.0 : step * d->a[j];
 }
 
 /* The last output of the run of held links that begins at j, and its output that a bound fixes, or -1. */
@@ -169,7 +176,7 @@ FN void direct_flat(const Rows *s, const int8_t *held, const double *g, double *
         if (d->side[j]) y[j] = 0.0;
     if (d->shape == BUDGET && held[row] != 0) {
         double bound = cone ? 0.0 : held[row] > 0 ? s->high[row] : s->low[row];
-        for (int again = 0; again < 2; again++) onto_row(s, bound, y);
+        for (int again = 0; again < 2; again++) onto_row(s, bound, y, 0);
     }
     for (Index first = 0, last, fixed; d->shape == CHAIN && first < n; first = last + 1) {
         last = run_end(s, held, first, &fixed);
@@ -191,7 +198,7 @@ FN void direct_slide(const Rows *s, const int8_t *held, double *y) {
     Index row = s->direct.row;
     if (s->direct.shape != BUDGET || held[row] == 0) return;
     fix_outputs(s, held, y);
-    onto_row(s, held[row] > 0 ? s->high[row] : s->low[row], y);
+    onto_row(s, held[row] > 0 ? s->high[row] : s->low[row], y, 1);
 }
 
 /* The coefficients r (m,) of a vector x that the held rows span. */

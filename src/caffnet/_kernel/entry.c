@@ -146,9 +146,9 @@ FN void prepare_metric(Metric *metric, const CaffnetBatch *batch, void *memory) 
     prepare(&metric->work, white, (char *)memory + used);
 }
 
-/* Scale the rows of sample b, if they are its own or the first; 0 where they have NaN or infinite entries. */
-FN int renew_rows(Work *work, const CaffnetBatch *batch, int64_t b, int64_t first, int sound) {
-    if (b != first && batch->A_step == 0) return sound;
+/* Scale the rows of sample b, if they are its own or the first (sound < 0); 0 where they have NaN or infinite entries. */
+FN int renew_rows(Work *work, const CaffnetBatch *batch, int64_t b, int sound) {
+    if (sound >= 0 && batch->A_step == 0) return sound;
     work->ready = 0;
     return read_matrix(batch, b, &work->rows);
 }
@@ -170,12 +170,13 @@ EXPORT int64_t NAME(caffnet_solve)(const CaffnetBatch *batch, int64_t first, int
     Metric metric;
     CaffnetProof proof;
     int64_t bad = 0;
-    int sound = 0;
+    int sound = -1, identity = is_identity(batch);
     prepare(&work, batch, memory);
     if (batch->metric) prepare_metric(&metric, batch, memory);
     for (int64_t b = first; b < last; b++) {
         if (batch->cancel && *batch->cancel) return -1;
-        sound = renew_rows(&work, batch, b, first, sound);
+        if (identity && clip_sample(batch, b) != REJECTED) continue;
+        sound = renew_rows(&work, batch, b, sound);
         if (!sound) {
             for (int64_t j = 0; batch->choice && j < batch->n; j++) batch->choice[b * batch->n + j] = 0;
             write_nothing(batch, b, CAFFNET_INVALID);
@@ -191,11 +192,15 @@ EXPORT int64_t NAME(caffnet_solve)(const CaffnetBatch *batch, int64_t first, int
 EXPORT void NAME(caffnet_gradient)(const CaffnetBatch *batch, const CaffnetGradients *to, int64_t first, int64_t last, void *memory) {
     Work work;
     Metric metric;
-    int sound = 0;
+    int sound = -1, identity = is_identity(batch) && !to->w && !to->A;
     prepare(&work, batch, memory);
     if (batch->metric) prepare_metric(&metric, batch, memory);
     for (int64_t b = first; b < last; b++) {
-        sound = renew_rows(&work, batch, b, first, sound);
+        if (identity) {
+            clip_gradient(batch, to, b);
+            continue;
+        }
+        sound = renew_rows(&work, batch, b, sound);
         if (batch->metric) differentiate_in_metric(batch, to, b, &work, &metric);
         else differentiate(batch, to, b, &work);
     }
