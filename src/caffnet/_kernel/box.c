@@ -182,3 +182,25 @@ FN int box_point(Work *work, int search) {
     mark_box(s, &work->face, side, low, high);
     return 1;
 }
+
+/* Mark in direct.side the outputs that held bounds fix, with their values in y if that is given. */
+FN void fix_outputs(const Rows *s, const int8_t *held, double *y) {
+    const Direct *d = &s->direct;
+    for (Index j = 0; j < s->n; j++) d->side[j] = 0;
+    for (Index i = 0; i < s->m; i++) {
+        if (held[i] == 0 || s->plain[i] < 0) continue;
+        d->side[s->plain[i]] = 1;
+        if (y) y[s->plain[i]] = plain_sign(s, i) * (held[i] > 0 ? s->high[i] : s->low[i]);
+    }
+}
+
+/* List the rows marked in face.held. */
+FN Index list_held(const Rows *s, Face *face) {
+    face->k = face->base = 0;
+    for (Index i = 0; i < s->m && face->k <= s->n; i++) {
+        if (face->held[i] == 0) continue;
+        face->rows[face->k] = i;
+        face->sides[face->k++] = face->held[i];
+    }
+    return face->k;
+}

@@ -441,6 +441,7 @@ FN int decide(const CaffnetBatch *batch, int64_t b, Work *work, CaffnetProof *pr
     Index n = s->n;
     int search = (int)batch->search, loaded = load_sample(batch, b, work), state = CONFLICT;
     int plain = !batch->w && search != CAFFNET_LITE && (search == CAFFNET_ACTIVE || work->norm == 2.0);
+    work->lost = 0;
     s->direct.family = plain || s->start ? family_of(s) : ANY;
     const int8_t *start = batch->start ? batch->start + b * batch->m : NULL;
     if (search == CAFFNET_PAPER)
@@ -457,8 +458,13 @@ FN int decide(const CaffnetBatch *batch, int64_t b, Work *work, CaffnetProof *pr
         search = CAFFNET_ACTIVE;
     }
     if (loaded != CONFLICT) state = project(work, search, start);
-    if (state == CONFLICT || state == REJECTED) state = approach(work, (int)batch->strict, proof);
-    else if (search == CAFFNET_PAPER && (batch->w || work->norm != 2.0) && try_compromise(batch, b, work))
+    int found = state != CONFLICT && state != REJECTED;
+    if (!found && !work->lost) state = approach(work, (int)batch->strict, proof);
+    if (work->lost) {
+        write_nothing(batch, b, CAFFNET_INVALID);
+        return CAFFNET_INVALID;
+    }
+    if (found && search == CAFFNET_PAPER && (batch->w || work->norm != 2.0) && try_compromise(batch, b, work))
         return batch->status[b];
     if (state != CAFFNET_INFEASIBLE && !is_representable(work)) state = into_range(work, proof);
     if (batch->strict && state != CAFFNET_INFEASIBLE) {

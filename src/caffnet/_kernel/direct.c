@@ -47,6 +47,7 @@ FN void recognise(Rows *s) {
     Index others = 0;
     int chain = 1;
     d->shape = d->family = ANY;
+    s->newton->ordered = 0;
     d->row = -1;
     if (s->n < DIRECT_FROM && !s->start) return;
     for (Index j = 0; j < s->n; j++) {
@@ -90,7 +91,7 @@ FN int read_matrix(const CaffnetBatch *batch, int64_t b, Rows *s) {
 FN int family_of(Rows *s) {
     Direct *d = &s->direct;
     int rising = 1, falling = 1;
-    if (d->shape != CHAIN) return d->shape;
+    if (d->shape != CHAIN) return d->shape == ANY && s->start ? SPARSE : d->shape;
     for (Index j = 0; j < s->n && (rising || falling); j++) {
         Index i = d->link[j];
         if (i < 0) continue;
@@ -99,28 +100,17 @@ FN int family_of(Rows *s) {
         falling = falling && (up ? !below : !above);
     }
     d->falling = !rising;
-    return rising || falling ? CHAIN : ANY;
+    return rising || falling ? CHAIN : s->start ? SPARSE : ANY;
 }
 
 /* What a sample is to its derivative, which knows the rows held: the way a chain points does not matter, equalities do. */
 FN int gradient_family(const Rows *s) {
     for (Index i = 0; i < s->m && s->direct.shape == CHAIN && !s->start; i++)
         if (s->equal[i]) return ANY;
-    return s->direct.shape;
+    return s->direct.shape == ANY && s->start ? SPARSE : s->direct.shape;
 }
 
 /* ---------------------------------------------------------------------------------------------- on rows held */
-
-/* Mark in direct.side the outputs that held bounds fix, with their values in y if that is given. */
-FN void fix_outputs(const Rows *s, const int8_t *held, double *y) {
-    const Direct *d = &s->direct;
-    for (Index j = 0; j < s->n; j++) d->side[j] = 0;
-    for (Index i = 0; i < s->m; i++) {
-        if (held[i] == 0 || s->plain[i] < 0) continue;
-        d->side[s->plain[i]] = 1;
-        if (y) y[s->plain[i]] = plain_sign(s, i) * (held[i] > 0 ? s->high[i] : s->low[i]);
-    }
-}
 
 /* The sums of a_j x_j and of a_j a_j over the outputs that are not fixed. */
 FN double over_free(const Direct *d, const double *x, Index n, double *squared) {
@@ -170,6 +160,10 @@ FN Index run_end(const Rows *s, const int8_t *held, Index j, Index *fixed) {
 FN void direct_flat(const Rows *s, const int8_t *held, const double *g, double *y, int cone) {
     const Direct *d = &s->direct;
     Index n = s->n, row = d->row;
+    if (d->family == SPARSE) {
+        newton_flat(s, held, g, y, cone);
+        return;
+    }
     copy(y, g, n);
     fix_outputs(s, held, y);
     for (Index j = 0; cone && j < n; j++)
@@ -196,7 +190,7 @@ FN void direct_flat(const Rows *s, const int8_t *held, const double *g, double *
 /* Move y onto the rows held, with residuals of twice the digits. */
 FN void direct_slide(const Rows *s, const int8_t *held, double *y) {
     Index row = s->direct.row;
-    if (s->direct.shape != BUDGET || held[row] == 0) return;
+    if (s->direct.shape != BUDGET || s->direct.family == SPARSE || held[row] == 0) return;
     fix_outputs(s, held, y);
     onto_row(s, held[row] > 0 ? s->high[row] : s->low[row], y, 1);
 }
@@ -206,6 +200,10 @@ FN void direct_coefficients(const Rows *s, const int8_t *held, const double *x, 
     const Direct *d = &s->direct;
     Index n = s->n, row = d->row;
     double share = 0.0, *bound = d->sums;
+    if (d->family == SPARSE) {
+        newton_coefficients(s, held, x, r);
+        return;
+    }
     fix_outputs(s, held, NULL);
     copy(bound, x, n); /* the part of the bound that fixes an output */
     if (d->shape == BUDGET) {
@@ -268,17 +266,6 @@ FN Index direct_limits(const Rows *s) {
         if (wrong < 0 && d->low[j] > d->high[j]) wrong = j;
     }
     return wrong;
-}
-
-/* List the rows marked in face.held. */
-FN Index list_held(const Rows *s, Face *face) {
-    face->k = face->base = 0;
-    for (Index i = 0; i < s->m && face->k <= s->n; i++) {
-        if (face->held[i] == 0) continue;
-        face->rows[face->k] = i;
-        face->sides[face->k++] = face->held[i];
-    }
-    return face->k;
 }
 
 /* ---------------------------------------------------------------------------------------------- budget */
@@ -573,5 +560,6 @@ FN Index direct_search(Work *work, const double *g, double *y, double fine, doub
         blame_bounds(work, wrong, wrong);
         return CONFLICT;
     }
+    if (s->direct.family == SPARSE) return newton_search(work, g, y, fine);
     return s->direct.family == CHAIN ? chain_search(work, g, y) : budget_search(work, g, y, fine, coarse);
 }

@@ -158,7 +158,13 @@ FN Index dual(Work *work, const double *g, double *y, const int8_t *start, doubl
     if (s->direct.family != ANY) {
         Index k = direct_search(work, g, y, fine, coarse);
         if (k != NOT_FOUND) return k;
-        work->rows.direct.family = ANY; /* this sample is for what follows */
+        int given_up = work->rows.direct.family == SPARSE;
+        work->rows.direct.family = s->start ? SPARSE : ANY; /* this sample is for what follows */
+        if (s->start && !given_up) k = direct_search(work, g, y, fine, coarse);
+        if (s->start) {
+            work->lost = k == NOT_FOUND;
+            return k;
+        }
         restart(work);
         start = NULL;
     }

@@ -16,16 +16,18 @@ FN void *take(Pool *pool, size_t count, size_t size) {
 #define INDICES(count) (Index *)take(&pool, (size_t)(count), sizeof(Index))
 #define MARKS(count) (int8_t *)take(&pool, (size_t)(count), 1)
 
-/* Divide the caller's memory; how much of it is used. `nonzeros` of a sparse matrix, else -1. */
-FN size_t carve(Work *work, int64_t outputs, int64_t count, int64_t nonzeros, int search, void *memory) {
+/* Divide the caller's memory; how much of it is used. `start` of a sparse matrix, else NULL. */
+FN size_t carve(Work *work, int64_t outputs, int64_t count, const int32_t *start, int search, void *memory) {
     Pool pool = {(char *)memory, 0};
-    size_t n = (size_t)outputs, m = (size_t)count, wide = m > n ? m : n, dense = nonzeros < 0;
+    size_t n = (size_t)outputs, m = (size_t)count, wide = m > n ? m : n, dense = start == NULL;
+    size_t entries = dense ? 0 : (size_t)start[m], long_rows = 0, few = dense ? 0 : m;
+    for (size_t i = 0; i < few; i++) long_rows += start[i + 1] - start[i] > 1;
     size_t deep = search == CAFFNET_ACTIVE ? 1 : n + 1, paper = search == CAFFNET_PAPER ? n + 1 : 0;
     memset(work, 0, sizeof *work);
     Rows *s = &work->rows;
     s->m = (Index)count;
     s->n = (Index)outputs;
-    s->A = DOUBLES(dense ? m * n : (size_t)nonzeros);
+    s->A = DOUBLES(dense ? m * n : entries);
     s->exponent = INDICES(m);
     s->factor = DOUBLES(m);
     s->squared = DOUBLES(m);
@@ -45,6 +47,25 @@ FN size_t carve(Work *work, int64_t outputs, int64_t count, int64_t nonzeros, in
     direct->first = INDICES(n);
     direct->from = INDICES(n);
     direct->until = INDICES(n);
+    Newton *newton = s->newton = &work->newton;
+    s->t = &work->t;
+    newton->column = INDICES(dense ? 0 : n + 1);
+    newton->row = INDICES(entries);
+    newton->entry = DOUBLES(entries);
+    newton->order = INDICES(few);
+    newton->list = INDICES(few);
+    newton->place = INDICES(few);
+    newton->reach = INDICES(few);
+    newton->line = (int64_t *)take(&pool, few, sizeof(int64_t));
+    newton->u = DOUBLES(few);
+    newton->trial = DOUBLES(few);
+    newton->step = DOUBLES(few);
+    newton->along = DOUBLES(few);
+    newton->slope = DOUBLES(few);
+    newton->right = DOUBLES(few);
+    newton->x = DOUBLES(dense ? 0 : n);
+    newton->y = DOUBLES(dense ? 0 : n);
+    newton->moving = MARKS(few);
     Face *face = &work->face;
     Face *faces[3] = {face, &work->saved, &work->first};
     for (int c = 0; c < 3; c++) {
@@ -96,12 +117,14 @@ FN size_t carve(Work *work, int64_t outputs, int64_t count, int64_t nonzeros, in
     }
     face->rest = DOUBLES(dense * m * n);
     face->part = DOUBLES(dense * m * n);
+    newton->room = (int64_t)(long_rows * (long_rows + 1) / 2);
+    newton->room = newton->room < MOST_FACTORS ? newton->room : MOST_FACTORS;
+    newton->L = DOUBLES(newton->room);
     return pool.used;
 }
 
 FN void prepare(Work *work, const CaffnetBatch *batch, void *memory) {
-    int64_t nonzeros = batch->row_start ? batch->row_start[batch->m] : -1;
-    (void)carve(work, batch->n, batch->m, nonzeros, (int)batch->search, memory);
+    (void)carve(work, batch->n, batch->m, batch->row_start, (int)batch->search, memory);
     work->t = batch->t;
     work->norm = batch->norm;
     work->single = (int)batch->single;
@@ -125,7 +148,7 @@ FN size_t carve_metric(Metric *metric, int64_t outputs, int64_t count, void *mem
 }
 
 FN void prepare_metric(Metric *metric, const CaffnetBatch *batch, void *memory) {
-    size_t used = carve(&metric->work, batch->n, batch->m, -1, (int)batch->search, NULL);
+    size_t used = carve(&metric->work, batch->n, batch->m, NULL, (int)batch->search, NULL);
     used += carve_metric(metric, batch->n, batch->m, (char *)memory + used);
     CaffnetBatch *white = &metric->batch;
     metric->diagonal = (int)batch->diagonal;
@@ -156,13 +179,13 @@ FN int renew_rows(Work *work, const CaffnetBatch *batch, int64_t b, int sound) {
 EXPORT int64_t NAME(caffnet_workspace)(int64_t n, int64_t m, int64_t search, int64_t metric) {
     Work work;
     Metric white;
-    size_t size = carve(&work, n, m, -1, (int)search, NULL);
+    size_t size = carve(&work, n, m, NULL, (int)search, NULL);
     return (int64_t)(metric ? 2 * size + carve_metric(&white, n, m, NULL) : size) + 64;
 }
 
-EXPORT int64_t NAME(caffnet_workspace_sparse)(int64_t n, int64_t m, int64_t nonzeros) {
+EXPORT int64_t NAME(caffnet_workspace_sparse)(int64_t n, int64_t m, const int32_t *row_start) {
     Work work;
-    return (int64_t)carve(&work, n, m, nonzeros, CAFFNET_ACTIVE, NULL) + 64;
+    return (int64_t)carve(&work, n, m, row_start, CAFFNET_ACTIVE, NULL) + 64;
 }
 
 EXPORT int64_t NAME(caffnet_solve)(const CaffnetBatch *batch, int64_t first, int64_t last, void *memory) {

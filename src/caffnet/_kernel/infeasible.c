@@ -144,7 +144,7 @@ FN Index climb(Work *work, const double *g, double *y, double *relax, const int8
         relax_rows(work, *relax);
         restart(work);
         Index k = dual(work, g, y, start, work->t.search, -1.0);
-        if (k >= 0 || (work->cancel && *work->cancel)) return k;
+        if (k >= 0 || work->lost || (work->cancel && *work->cancel)) return k;
         for (Index i = 0; i < s->m; i++) work->seed[i] = work->face.held[i];
         start = work->seed;
         if (k == CONFLICT) collect_conflict(work);

@@ -34,8 +34,15 @@ enum { REJECTED = -1 };                 /* in place of a status */
 /* Smaller sets are answered faster by the general method. */
 #define DIRECT_FROM 12
 
-/* Sets that direct.c knows. */
-enum { ANY, BOUNDS, BUDGET, CHAIN };
+/* A step of newton.c is accepted when the slope along it has fallen to this share: it need not be exact but on the last
+   piece, where the full step is. */
+#define LINE_SEARCH 0.1
+#define CAFFNET_NEWTON_ROUNDS 200
+/* Numbers in its factors at most: 256 MB, of which only what is used is ever touched. */
+#define MOST_FACTORS ((int64_t)1 << 25)
+
+/* What is searched without an orthogonal factorisation: sets that direct.c knows, and other SPARSE rows by newton.c. */
+enum { ANY, BOUNDS, BUDGET, CHAIN, SPARSE };
 typedef struct {
     int shape;          /* what the matrix may be */
     int family;         /* what the sample is */
@@ -48,6 +55,21 @@ typedef struct {
     double *sums;       /* (3, n) scratch */
     Index *first, *from, *until; /* (n,) CHAIN: where blocks begin, where bounds come from */
 } Direct;
+
+/* The rows of a sparse matrix that are no bounds, for newton.c. */
+typedef struct {
+    int ordered;            /* the matrix has been read */
+    Index *column, *row;    /* (n + 1,), (entries,) where each column begins; the rows of its entries */
+    double *entry;          /* (entries,) */
+    Index *order, count;    /* (m,) these rows, neighbours together */
+    Index *list, *place, k; /* (m,) the rows of the factors; where each row is among them, or -1 */
+    Index *reach;           /* (m,) the first column of each line of L */
+    int64_t *line, room;    /* (m,) where each line of L would begin; how many numbers there are */
+    double *L;              /* (room,) */
+    double *u, *trial, *step, *along, *slope, *right; /* (m,) multipliers */
+    double *x, *y;          /* (n,) */
+    int8_t *moving;         /* (m,) */
+} Newton;
 
 /* The rows of one sample, each times a power of two so that 1 <= |a|_1 < 2. */
 typedef struct {
@@ -65,6 +87,8 @@ typedef struct {
     Index shift;       /* f, g and the bounds are times 2^shift: 0 but for the largest and smallest numbers */
     int boxed;         /* all rows are plain */
     Direct direct;
+    Newton *newton;    /* of a sparse matrix */
+    const CaffnetTolerances *t;
     int narrow;        /* a scaled entry or bound has lost bits: the smallest numbers beside the largest */
 } Rows;
 
@@ -117,6 +141,8 @@ typedef struct {
     int8_t *stood;             /* (m,) the rows of the ordinary answer */
     int8_t *before;            /* (m,) the equalities whose factors are in the face */
     int ready;                 /* they are */
+    int lost;                  /* a search on sparse rows has not ended */
+    Newton newton;
     CaffnetTolerances t;
     double norm;
     int single;

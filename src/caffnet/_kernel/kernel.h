@@ -9,6 +9,7 @@
      face        a sub-constraint as an orthogonal factorisation
      box         sets made of bounds only
      direct      one row or a chain beside the bounds
+     newton      other sparse rows
      dual        the sub-constraint of the Euclidean projection
      walk        all sub-constraints, depth first
      paper       the least-squares compromises of dependent rows
@@ -86,7 +87,7 @@ typedef struct {
 CAFFNET_FUNCTION int64_t caffnet_workspace(int64_t n, int64_t m, int64_t search, int64_t metric);
 
 /* The same for a sparse matrix. */
-CAFFNET_FUNCTION int64_t caffnet_workspace_sparse(int64_t n, int64_t m, int64_t nonzeros);
+CAFFNET_FUNCTION int64_t caffnet_workspace_sparse(int64_t n, int64_t m, const int32_t *row_start);
 
 /* Answers samples first .. last-1; returns how many are INFEASIBLE or INVALID, or -1 if cancelled. */
 CAFFNET_FUNCTION int64_t caffnet_solve(const CaffnetBatch *batch, int64_t first, int64_t last, void *memory);

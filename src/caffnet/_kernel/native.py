@@ -61,7 +61,7 @@ def _library() -> ctypes.CDLL:
     pointer = ctypes.c_void_p
     library.caffnet_workspace.argtypes = [ctypes.c_int64] * 4
     library.caffnet_workspace.restype = ctypes.c_int64
-    library.caffnet_workspace_sparse.argtypes = [ctypes.c_int64] * 3
+    library.caffnet_workspace_sparse.argtypes = [ctypes.c_int64, ctypes.c_int64, pointer]
     library.caffnet_workspace_sparse.restype = ctypes.c_int64
     library.caffnet_solve.argtypes = [ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64, pointer]
     library.caffnet_solve.restype = ctypes.c_int64
@@ -93,12 +93,6 @@ def _memory(size: int) -> int:
 def workspace_size(n: int, m: int, search: int, metric: bool = False) -> int:
     """Bytes of workspace for one call at a time; `search` is a number of `SEARCHES`."""
     return _library().caffnet_workspace(n, m, search, metric)
-
-
-@functools.lru_cache(maxsize=1024)
-def sparse_workspace_size(n: int, m: int, entries: int) -> int:
-    """The same for a sparse matrix."""
-    return _library().caffnet_workspace_sparse(n, m, entries)
 
 
 @remember
@@ -162,7 +156,7 @@ class Batch:
         metric = None if p.metric is None else lines(p.metric, 2)
         self.samples, self.n = f.shape
         self.m, self.search = p.A.shape[-2], SEARCHES[options.search]
-        self.entries = None if starts is None else A.shape[0]
+        self._starts, self.entries = starts, None if starts is None else A.shape[0]
         kinds, kinds_at = _kinds(p.row_kinds) if device_kinds is None else (device_kinds, device_kinds.data_ptr())
         choice = answer.choice
         self.metric = metric is not None
@@ -205,8 +199,8 @@ class Batch:
     @property
     def workspace(self) -> int:
         """Bytes of workspace for one call at a time."""
-        if self.entries is not None:
-            return sparse_workspace_size(self.n, self.m, self.entries)
+        if self._starts is not None:
+            return _library().caffnet_workspace_sparse(self.n, self.m, self._starts.data_ptr())
         return workspace_size(self.n, self.m, self.search, self.metric)
 
     @property
