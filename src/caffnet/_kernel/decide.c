@@ -461,8 +461,8 @@ FN int decide(const CaffnetBatch *batch, int64_t b, Work *work, CaffnetProof *pr
     int found = state != CONFLICT && state != REJECTED;
     if (!found && !work->lost) state = approach(work, (int)batch->strict, proof);
     if (work->lost) {
-        write_nothing(batch, b, CAFFNET_INVALID);
-        return CAFFNET_INVALID;
+        write_nothing(batch, b, CAFFNET_UNDECIDED);
+        return CAFFNET_UNDECIDED;
     }
     if (found && search == CAFFNET_PAPER && (batch->w || work->norm != 2.0) && try_compromise(batch, b, work))
         return batch->status[b];

@@ -47,7 +47,7 @@ FN void recognise(Rows *s) {
     Index others = 0;
     int chain = 1;
     d->shape = d->family = ANY;
-    s->newton->ordered = 0;
+    s->newton->ordered = s->newton->faced = 0;
     d->row = -1;
     if (s->n < DIRECT_FROM && !s->start) return;
     for (Index j = 0; j < s->n; j++) {

@@ -66,6 +66,7 @@ FN size_t carve(Work *work, int64_t outputs, int64_t count, const int32_t *start
     newton->x = DOUBLES(dense ? 0 : n);
     newton->y = DOUBLES(dense ? 0 : n);
     newton->moving = MARKS(few);
+    newton->face = MARKS(few);
     Face *face = &work->face;
     Face *faces[3] = {face, &work->saved, &work->first};
     for (int c = 0; c < 3; c++) {

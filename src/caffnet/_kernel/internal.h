@@ -37,7 +37,7 @@ enum { REJECTED = -1 };                 /* in place of a status */
 /* A step of newton.c is accepted when the slope along it has fallen to this share: it need not be exact but on the last
    piece, where the full step is. */
 #define LINE_SEARCH 0.1
-#define CAFFNET_NEWTON_ROUNDS 200
+#define NEWTON_ROUNDS 100
 /* Numbers in its factors at most: 256 MB, of which only what is used is ever touched. */
 #define MOST_FACTORS ((int64_t)1 << 25)
 
@@ -69,6 +69,8 @@ typedef struct {
     double *u, *trial, *step, *along, *slope, *right; /* (m,) multipliers */
     double *x, *y;          /* (n,) */
     int8_t *moving;         /* (m,) */
+    int8_t *face;           /* (m,) the rows held whose factors these are */
+    int faced;              /* they are */
 } Newton;
 
 /* The rows of one sample, each times a power of two so that 1 <= |a|_1 < 2. */

@@ -32,7 +32,8 @@
 #define CAFFNET_FUNCTION
 #endif
 
-enum { CAFFNET_INSIDE, CAFFNET_PROJECTED, CAFFNET_WITHIN_TOL, CAFFNET_INFEASIBLE, CAFFNET_INVALID };
+enum { CAFFNET_INSIDE, CAFFNET_PROJECTED, CAFFNET_WITHIN_TOL, CAFFNET_INFEASIBLE, CAFFNET_INVALID,
+       CAFFNET_UNDECIDED /* sparse rows on which the search does not end: for a caller who asks again with all numbers */ };
 enum { CAFFNET_FULL, CAFFNET_LITE, CAFFNET_ACTIVE, CAFFNET_PAPER };
 
 /* The numbers of tolerance.py for one number type and one n. */

@@ -23,7 +23,7 @@ from torch import Tensor
 from caffnet import tolerance
 from caffnet._kernel import build
 from caffnet._solve import sparse
-from caffnet._solve.problem import Answer, Options, Problem, is_diagonal
+from caffnet._solve.problem import Answer, Options, Problem, Status, is_diagonal
 from caffnet._solve.tracing import remember
 from caffnet.errors import KernelError
 
@@ -32,6 +32,8 @@ SEARCHES = {"full": 0, "lite": 1, "active": 2, "paper": 3}
 _WORTH_A_THREAD = 20_000  # numbers in A for one more thread: what is computed while a thread is woken
 _LONG = 2e8  # multiply-adds: about a second; such a call runs beside the main thread, which Ctrl-C can then stop
 
+_UNDECIDED = 5  # the status that kernel.h has for sparse rows on which a search does not end
+_FULL = 2**23  # numbers in A and in one factor for which a sparse problem may be written in full
 _BATCH = struct.Struct("30q11d")
 _GRADIENTS = struct.Struct("12q")
 _PROOF = struct.Struct("2d")
@@ -247,8 +249,35 @@ def solve(problem: Problem, options: Options, start: Tensor | None = None) -> tu
     def part(first: int, last: int) -> int:
         return call(batch.packed, first, last, batch.memory())
 
-    counts = _in_parts(part, batch.samples, batch.size, cancel)
-    return answer, sum(counts)
+    bad = sum(_in_parts(part, batch.samples, batch.size, cancel))
+    return (answer, _decide_in_full(problem, options, answer)) if bad and batch.entries is not None else (answer, bad)
+
+
+def _decide_in_full(problem: Problem, options: Options, answer: Answer) -> int:
+    """Ask again with all numbers of a sparse A for samples on which its own search does not end; how many are bad.
+
+    These are mostly empty sets, or sets without an inside. Where the matrix is too large for that they are INVALID.
+    """
+    open = (answer.status == _UNDECIDED).nonzero().squeeze(-1)
+    if len(open):
+        dense = _in_full(problem)
+        if dense is None:
+            answer.status[open] = Status.INVALID
+        else:
+            some = [None if t is None else t[open] if t.ndim > core else t for t, core in zip(dense.tensors, (1, 1, *CORES))]
+            found, _ = solve(dense.replace_tensors(*some), options)  # pyright: ignore[reportArgumentType]
+            for to, part in zip(answer[:3], found[:3], strict=True):
+                to[open] = part  # pyright: ignore[reportOptionalSubscript]
+    return int((answer.status >= Status.INFEASIBLE).sum())
+
+
+def _in_full(problem: Problem) -> Problem | None:
+    """The same problem with all numbers of A, if they and the workspace are a few hundred MB at most."""
+    m, n = problem.A.shape[-2:]
+    if not sparse.is_sparse(problem.A) or n * (m + n) > _FULL:
+        return None
+    f, w, A, lower, upper, metric = problem.tensors
+    return problem.replace_tensors(f, w, A.to_dense(), lower, upper, metric)
 
 
 def gradient(
@@ -291,6 +320,7 @@ def pack_gradients(v: Tensor, to_f: Tensor | None, to_w: Tensor | None, sums: li
 
 def conflict(problem: Problem, options: Options, sample: int) -> tuple[Tensor, float, float]:
     """Multipliers ``(m,)`` of the rows in conflict in an infeasible sample, the gap and the radius of the proof."""
+    problem = _in_full(problem) or problem
     answer = empty_answer(problem.f, problem.A.shape[-2], options.search)
     batch = Batch(problem, options, answer, None, None)
     multipliers, proof = torch.zeros(batch.m, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)

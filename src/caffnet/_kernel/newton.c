@@ -56,11 +56,18 @@ FN void order_rows(const Rows *s) {
     }
 }
 
+/* The factors are those of the rows held. */
+FN void keep_face(const Rows *s, const int8_t *held) {
+    s->newton->faced = 1;
+    for (Index i = 0; i < s->m; i++) s->newton->face[i] = held[i];
+}
+
 /* Factorise K for the rows with moving[i] != 0 over the outputs with fixed[j] == 0; rows that depend on those before, up to
    `rank`, are left out (their diagonal is 0). 0 if there is no room for it. */
 FN int factorise_rows(const Rows *s, const int8_t *moving, const int8_t *fixed, double shift, double rank) {
     Newton *w = s->newton;
     Index k = 0;
+    w->faced = 0;
     for (Index i = 0; i < s->m; i++) w->place[i] = -1;
     for (Index o = 0; o < w->count; o++)
         if (moving[w->order[o]] != 0) {
@@ -142,11 +149,17 @@ FN void subtract_rows(const Rows *s, const double *u, double amount, double *y) 
     }
 }
 
-/* Factorise the face of the rows held; rows that are not independent are left out. */
+/* Factorise the face of the rows held, unless its factors are there; rows that are not independent are left out. */
 FN int newton_factors(const Rows *s, const int8_t *held) {
+    Newton *w = s->newton;
     order_rows(s);
     fix_outputs(s, held, NULL);
-    return factorise_rows(s, held, s->direct.side, 0.0, s->t->fine_rank);
+    int same = w->faced;
+    for (Index i = 0; i < s->m && same; i++) same = (w->face[i] != 0) == (held[i] != 0);
+    if (same) return 1;
+    if (!factorise_rows(s, held, s->direct.side, 0.0, s->t->fine_rank)) return 0;
+    keep_face(s, held);
+    return 1;
 }
 
 /* y = A+ b + (I - A+ A) g on the rows held; with b = 0 if `cone`. */
@@ -355,7 +368,7 @@ FN Index newton_search(Work *work, const double *g, double *y, double fine) {
             open = open || violated;
         }
         if (!open) break;
-        if (round == CAFFNET_NEWTON_ROUNDS || (work->cancel && *work->cancel)) return NOT_FOUND;
+        if (round == NEWTON_ROUNDS || (work->cancel && *work->cancel)) return NOT_FOUND;
         for (Index j = 0; j < n; j++) d->side[j] = (int8_t)(y[j] != w->x[j]);
         if (!newton_step(work)) return NOT_FOUND;
         climb_dual(s, g, before, y);
@@ -371,5 +384,6 @@ FN Index newton_search(Work *work, const double *g, double *y, double fine) {
     mark_box(s, face, d->side, d->low, d->high);
     for (Index p = 0; p < w->k; p++)
         if (w->L[w->line[p] + p] > 0.0) face->held[w->list[p]] = moving[w->list[p]];
+    keep_face(s, face->held);
     return list_held(s, face);
 }

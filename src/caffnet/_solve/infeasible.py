@@ -134,6 +134,11 @@ def _invalid(p: Problem) -> ConstraintError:
     if p.metric is not None:
         bad["metric"] = ~p.metric.isfinite()
     name, mask = next(((name, mask) for name, mask in bad.items() if mask.any()), ("", None))
+    if mask is None and sparse.is_sparse(p.A):
+        return ConstraintError(
+            f"{_rank()}The search on sparse rows did not end for some samples: these sets are empty, or have no inside. "
+            "Relax their bounds, or write set.to_dense() for the method that decides every set, if its size permits."
+        )
     if mask is None:
         return _indefinite(p)
     place = mask.nonzero()[0].tolist()
