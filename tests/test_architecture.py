@@ -31,6 +31,7 @@ ORDER = [
     {"_solve.run"},
     {"_solve.gradient"},
     {"projection"},
+    {"l1_ball"},
     {"layer"},
     {"model"},
     {"training"},
@@ -253,7 +254,7 @@ def test_every_number_that_decides_lives_in_tolerance(path: Path):
 def test_the_public_names():
     expected = """
     AffineSet BudgetError CAffNet CAffine Conflict ConstraintError DtypeError FeedForward InfeasibleError KernelError
-    Prepared Projection Status Transformer prepare project
+    Prepared Projection Status Transformer prepare project project_l1
     """
     assert sorted(caffnet.__all__) == sorted(expected.split())
     assert all(getattr(caffnet, name).__doc__ for name in caffnet.__all__)

@@ -8,6 +8,7 @@ from caffnet._solve.problem import Status
 from caffnet.backbones import FeedForward, Transformer
 from caffnet.constraints import AffineSet
 from caffnet.errors import BudgetError, ConstraintError, DtypeError, InfeasibleError, KernelError
+from caffnet.l1_ball import project_l1
 from caffnet.layer import CAffine
 from caffnet.model import CAffNet
 from caffnet.projection import Projection, project
@@ -31,4 +32,5 @@ __all__ = [
     "Transformer",
     "prepare",
     "project",
+    "project_l1",
 ]

@@ -21,7 +21,7 @@ from torch.utils.data import default_collate
 
 from caffnet import tolerance
 from caffnet._solve import sparse
-from caffnet._solve.tracing import is_compiling, is_concrete
+from caffnet._solve.tracing import is_compiling, is_concrete, remember
 from caffnet.errors import ConstraintError, DtypeError
 
 ArrayLike: TypeAlias = Tensor | np.ndarray | Sequence[Any] | float | int
@@ -313,6 +313,27 @@ class AffineSet:
             ) from None
         return self._build(here.A, here.lower, here.upper, self._labels, self._row_kinds, here.weak, given)
 
+    def with_bounds(self, lower: ArrayLike | None = None, upper: ArrayLike | None = None) -> AffineSet:
+        """The same rows with other bounds ``(..., m)``: the way to write "A is fixed, b depends on the input".
+
+        A bound that is left out stays; an equality takes whichever is given for both. Sides that are infinite in this
+        set must stay so: the numbers of this set say which sides there are, and are otherwise of no account. What all
+        samples share is scaled, recognised and factorised once for a batch.
+
+        >>> demand = AffineSet.equality([[1.0, 1.0, 1.0]], [0.0], names=["demand"]) & AffineSet.box(0.0, 1.0, dim=3)
+        >>> demand.with_bounds(upper=torch.rand(5, 4))
+        AffineSet(4 rows in R^3, batch (5,))
+        """
+        typed = next((t.dtype for t in (lower, upper) if isinstance(t, Tensor) and t.is_floating_point()), None)
+        old, kinds = self.to(typed) if self._weak and typed is not None else self, self._row_kinds
+        low, high = old.check_bounds(old.lower if lower is None else lower, old.upper if upper is None else upper)
+        if EQUAL in kinds and (lower is None) != (upper is None):
+            equal = _is_kind(kinds, EQUAL, old.device)
+            low, high = (torch.where(equal, high, low), high) if lower is None else (low, torch.where(equal, low, high))
+        if kinds != BOTH * old.m:
+            _check_kinds(low, high, old)
+        return self._build(old.A, low, high, self._labels, kinds, old.weak, old.metric)
+
     def to_dense(self) -> AffineSet:
         """The same set with `A` in full, whatever its size."""
         A = self._A.to_dense()
@@ -530,6 +551,31 @@ def _inspect_kinds(lower: Tensor, upper: Tensor) -> str:
         equal = ((lower == upper) & lower.isfinite()).all(axes)
         code = torch.where(equal, 4, below.byte() * 2 + above.byte()).to(torch.uint8)
     return bytes(code.cpu().numpy()).translate(_KIND_OF).decode()
+
+
+@remember
+def _is_kind(row_kinds: str, kinds: str, device: torch.device) -> Tensor:
+    """Which rows are of one of these kinds, ``(m,)``."""
+    return torch.tensor([kind in kinds for kind in row_kinds], dtype=torch.bool, device=device)
+
+
+def _check_kinds(lower: Tensor, upper: Tensor, old: AffineSet) -> None:
+    """Refuse bounds on sides that the set does not have."""
+    if is_compiling() or not (is_concrete(lower) and is_concrete(upper)) or old.m == 0:
+        return
+    kinds, device = old.row_kinds, old.device
+    with torch.no_grad():
+        wrong = (_is_kind(kinds, UPPER + FREE, device) & (lower > -math.inf)).long()
+        wrong = wrong + 2 * (_is_kind(kinds, LOWER + FREE, device) & (upper < math.inf)).long()
+        wrong = wrong + 4 * (_is_kind(kinds, EQUAL, device) & (lower != upper)).long()
+        if not wrong.any():
+            return
+        place = wrong.reshape(-1, old.m).amax(0)
+    row = int(place.nonzero()[0])
+    what = {1: "a lower bound", 2: "an upper bound", 3: "both bounds", 4: "two different bounds"}[int(place[row])]
+    raise ConstraintError(
+        f"{old.names[row]} was prepared as {kinds[row]!r} and got {what}: prepare a set that has both sides."
+    )
 
 
 def _parts(set: AffineSet) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:

@@ -146,6 +146,7 @@ FN Index climb(Work *work, const double *g, double *y, double *relax, const int8
         Index k = dual(work, g, y, start, work->t.search, -1.0);
         if (k >= 0 || work->lost || (work->cancel && *work->cancel)) return k;
         for (Index i = 0; i < s->m; i++) work->seed[i] = work->face.held[i];
+        const int8_t *before = start;
         start = work->seed;
         if (k == CONFLICT) collect_conflict(work);
         else /* no end within the cap: every row as it stands */
@@ -156,6 +157,7 @@ FN Index climb(Work *work, const double *g, double *y, double *relax, const int8
         double noise = 0.0, needed = needed_relaxation(work, largest(g, s->n) + largest(y, s->n), &noise);
         if (needed == HUGE_VAL) return CONFLICT;
         if (k == CONFLICT && needed > *relax + noise) *relax = needed;
+        else if (before) start = NULL; /* the rows that it began with may be to blame */
         else { /* no progress beyond rounding: a little further each time */
             *relax += growth * noise;
             growth *= 4.0;
