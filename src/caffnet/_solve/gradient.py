@@ -66,6 +66,7 @@ class _Solved(torch.autograd.Function):
 def _again(problem: Problem, found: Answer, options: Options, wanted: Sequence[bool], v: Tensor) -> list[Tensor | None]:
     """The gradients of `on_face`, differentiable in their turn where that is asked for."""
     create = torch.is_grad_enabled()
+    _refuse_sparse(problem)
     with torch.enable_grad():
         # Views: two inputs may be one tensor, or depend on each other, and each is asked for its own part only.
         own: list[Any] = [None if t is None else t.view_as(t) for t in problem.tensors]
@@ -75,15 +76,20 @@ def _again(problem: Problem, found: Answer, options: Options, wanted: Sequence[b
     return [next(slopes) if want else None for want in wanted]
 
 
+def _refuse_sparse(problem: Problem) -> None:
+    """Plain operations need whole rows."""
+    if sparse.is_sparse(problem.A):
+        raise ConstraintError(
+            "Sparse rows have first derivatives in reverse mode only: write set.to_dense() for others, if its size permits."
+        )
+
+
 # ------------------------------------------------------------------------------------------------- the closed form
 
 
 def on_face(problem: Problem, found: Answer, options: Options) -> Tensor:
     """The value as ``A_γ⁺ b_γ + (I - A_γ⁺ A_γ)(f + w)`` in plain operations, on the face that was found."""
-    if sparse.is_sparse(problem.A):
-        raise ConstraintError(
-            "Sparse rows have first derivatives in reverse mode only: write set.to_dense() for others, if its size permits."
-        )
+    _refuse_sparse(problem)
     with no_autocast(problem.f.device.type):
         if problem.metric is None:
             return _on_face(problem, found, options)
