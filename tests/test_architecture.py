@@ -148,7 +148,7 @@ def test_the_laboratory_takes_public_names(path: Path):
 
 
 def test_the_measure_does_not_know_the_searches():
-    assert imports(ROOT / "constraints.py") <= {"errors", "tolerance", "_solve.tracing"}
+    assert imports(ROOT / "constraints.py") <= {"errors", "tolerance", "_solve.sparse", "_solve.tracing"}
 
 
 def test_the_backbones_know_nothing_of_constraints():

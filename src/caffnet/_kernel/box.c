@@ -27,8 +27,8 @@ FN int is_identity(const CaffnetBatch *batch) {
 }
 
 /* One pass over a sample, in the user's numbers; whether it is an ordinary one. `outside` says whether f was. */
-#define CLIP(name, Number)                                                                                           \
-    FN int name(const CaffnetBatch *batch, int64_t b, int *outside) {                                                \
+#define CLIP(Number)                                                                                                 \
+    {                                                                                                                \
         const Number *RESTRICT f = (const Number *)batch->f + b * batch->f_step;                                     \
         const Number *RESTRICT low = (const Number *)batch->lower + b * batch->lower_step;                           \
         const Number *RESTRICT high = (const Number *)batch->upper + b * batch->upper_step;                          \
@@ -56,8 +56,8 @@ FN int is_identity(const CaffnetBatch *batch) {
         *outside = out > 0;                                                                                          \
         return odd == 0;                                                                                             \
     }
-CLIP(clip_double, double)
-CLIP(clip_single, float)
+FN int clip_double(const CaffnetBatch *batch, int64_t b, int *outside) CLIP(double)
+FN int clip_single(const CaffnetBatch *batch, int64_t b, int *outside) CLIP(float)
 
 /* Answer sample b of an identity; its status, or REJECTED where it is no ordinary one. */
 FN int clip_sample(const CaffnetBatch *batch, int64_t b) {

@@ -39,7 +39,7 @@ enum { REJECTED = -1 };                 /* in place of a status */
 #define LINE_SEARCH 0.1
 #define NEWTON_ROUNDS 100
 /* Numbers in its factors at most: 256 MB, of which only what is used is ever touched. */
-#define MOST_FACTORS ((int64_t)1 << 25)
+#define MOST_FACTORS 0x2000000
 
 /* What is searched without an orthogonal factorisation: sets that direct.c knows, and other SPARSE rows by newton.c. */
 enum { ANY, BOUNDS, BUDGET, CHAIN, SPARSE };

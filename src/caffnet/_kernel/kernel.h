@@ -6,10 +6,10 @@
 
      rows        scaling and the test that accepts a point
      exact       sums and signs without rounding
-     face        a sub-constraint as an orthogonal factorisation
      box         sets made of bounds only
+     newton      sparse rows, by their multipliers
      direct      one row or a chain beside the bounds
-     newton      other sparse rows
+     face        a sub-constraint as an orthogonal factorisation
      dual        the sub-constraint of the Euclidean projection
      walk        all sub-constraints, depth first
      paper       the least-squares compromises of dependent rows
