@@ -181,6 +181,7 @@ def test_the_multipliers_of_a_grid_are_its_nodal_prices():
     set, q = set_of(data), data["q"]
     best = solve_qp(None, torch.as_tensor(q), set)
     lines = len(data["lim"])
+
     # Rows: the flows below their limits, then above, then the balance. A load moves the balance and all flows.
     def prices(rows: np.ndarray) -> np.ndarray:
         return -rows[2 * lines] + (rows[:lines] - rows[lines : 2 * lines]) @ -data["M_off"]

@@ -8,6 +8,7 @@ from caffnet._solve.problem import Status
 from caffnet.backbones import FeedForward, Transformer
 from caffnet.constraints import AffineSet
 from caffnet.errors import BudgetError, ConstraintError, DtypeError, InfeasibleError, KernelError, UnboundedError
+from caffnet.l1_ball import project_l1
 from caffnet.layer import CAffine
 from caffnet.model import CAffNet
 from caffnet.optimality import Residuals, residuals
@@ -36,6 +37,7 @@ __all__ = [
     "UnboundedError",
     "prepare",
     "project",
+    "project_l1",
     "residuals",
     "solve_qp",
 ]

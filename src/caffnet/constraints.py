@@ -20,7 +20,8 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from caffnet import tolerance
-from caffnet._solve.tracing import is_compiling, is_concrete
+from caffnet._solve import sparse
+from caffnet._solve.tracing import is_compiling, is_concrete, remember
 from caffnet.errors import ConstraintError, DtypeError
 
 ArrayLike: TypeAlias = Tensor | np.ndarray | Sequence[Any] | float | int
@@ -61,7 +62,8 @@ class AffineSet:
 
     Tensors (sparse ones too), numpy arrays, nested lists and scalars are accepted. Tensors and floating-point arrays
     keep their number type (and tensors their gradient); lists, scalars and integers take the type of whatever they
-    meet. Tensors are kept, not copied: do not change them in place afterwards.
+    meet. Tensors are kept, not copied: do not change them in place afterwards. A sparse `A` that is large stays sparse,
+    and so does the identity of a large box: memory and time grow with the entries.
 
     In a dataset, sets of equal shape become one set with a batch axis (`torch.utils.data.default_collate` knows them).
 
@@ -153,7 +155,7 @@ class AffineSet:
         if len(sizes) != 1:
             hint = "write box(lower, upper, dim=n)" if not sizes else f"the sizes {sorted(sizes)} disagree"
             raise ConstraintError(f"A box must have one number of outputs: {hint}.")
-        A = torch.eye(sizes.pop(), dtype=given[0].dtype, device=given[0].device)
+        A = sparse.identity(sizes.pop(), given[0].dtype, given[0].device)
         bounds = [_bound(parts[side], A, side) for side in ("lower", "upper")]
         return cls._build(A, bounds[0], bounds[1], names, None, weak)
 
@@ -178,7 +180,7 @@ class AffineSet:
 
     @property
     def A(self) -> Tensor:
-        """The rows, ``(..., m, n)``."""
+        """The rows, ``(..., m, n)``; a CSR tensor where they are kept sparse."""
         return self._A
 
     @property
@@ -283,7 +285,12 @@ class AffineSet:
             raise ConstraintError("Only one set of `&` may have a metric: write (a & b).with_metric(M).")
         metric = second.metric if first.metric is None else first.metric
         batch = joint_shape(first.A.shape[:-2], second.A.shape[:-2])
-        A = torch.cat([s.A.expand(*batch, s.m, s.n) for s in (first, second)], -2)
+        if batch and (sparse.is_sparse(first.A) or sparse.is_sparse(second.A)):
+            raise ConstraintError(
+                f"Sparse rows are shared by all samples, got rows with the batch axes {tuple(batch)} beside them: write "
+                "set.to_dense() & other, or give all samples the same A."
+            )
+        A = sparse.stack(*(s.A.expand(*batch, s.m, s.n) if batch else s.A for s in (first, second)))
         lower, upper = (_stack_bounds(a, b) for a, b in ((first.lower, second.lower), (first.upper, second.upper)))
         labels = None
         if self._labels is not None or other._labels is not None:
@@ -416,6 +423,37 @@ class AffineSet:
     def _parts(self) -> tuple[Tensor, Tensor, Tensor, Labels, str, bool]:
         return self._A, self._lower, self._upper, self._labels, self._row_kinds, self._weak
 
+    def with_bounds(self, lower: ArrayLike | None = None, upper: ArrayLike | None = None) -> AffineSet:
+        """The same rows with other bounds ``(..., m)``: the way to write "A is fixed, b depends on the input".
+
+        A bound that is left out stays; an equality takes whichever is given for both. Sides that are infinite in this
+        set must stay so: the numbers of this set say which sides there are, and are otherwise of no account. What all
+        samples share is scaled, recognised and factorised once for a batch.
+
+        >>> demand = AffineSet.equality([[1.0, 1.0, 1.0]], [0.0], names=["demand"]) & AffineSet.box(0.0, 1.0, dim=3)
+        >>> demand.with_bounds(upper=torch.rand(5, 4))
+        AffineSet(4 rows in R^3, batch (5,))
+        """
+        typed = next((t.dtype for t in (lower, upper) if isinstance(t, Tensor) and t.is_floating_point()), None)
+        old, kinds = self.to(typed) if self._weak and typed is not None else self, self._row_kinds
+        low, high = old.check_bounds(old.lower if lower is None else lower, old.upper if upper is None else upper)
+        if EQUAL in kinds and (lower is None) != (upper is None):
+            equal = is_kind(kinds, EQUAL, old.device)
+            low, high = (torch.where(equal, high, low), high) if lower is None else (low, torch.where(equal, low, high))
+        if kinds != BOTH * old.m:
+            _check_kinds(low, high, old)
+        return self._build(old.A, low, high, self._labels, kinds, old.weak, old.metric, old.softness)
+
+    def to_dense(self) -> AffineSet:
+        """The same set with `A` in full, whatever its size."""
+        return self._build(self._A.to_dense(), *self._parts()[1:], self._metric, self._softness)
+
+    def __deepcopy__(self, memo: dict) -> AffineSet:
+        A, lower, upper = (sparse.copy(t) for t in (self._A, self._lower, self._upper))
+        metric = None if self._metric is None else sparse.copy(self._metric)
+        softness = None if self._softness is None else self._softness.map(sparse.copy)
+        return self._build(A, lower, upper, self._labels, self._row_kinds, self._weak, metric, softness)
+
     def pin_memory(self, device: Any = None) -> AffineSet:
         """The same set in page-locked memory, as ``DataLoader(..., pin_memory=True)`` asks for."""
         given = () if device is None else (device,)
@@ -456,14 +494,14 @@ class AffineSet:
     def violation(self, y: ArrayLike) -> Tensor:
         r"""How far each row is broken, $\max(A y - upper,\; lower - A y,\; 0)$, ``(..., m)``, in the user's units."""
         here, point = self._facing(y)
-        value = (here.A @ point.unsqueeze(-1)).squeeze(-1)
+        value = sparse.product(here.A, point)
         return torch.maximum(value - here.upper, here.lower - value).clamp_min(0)
 
     def contains(self, y: ArrayLike) -> Tensor:
         """Whether `y` is in the set up to rounding, ``(...)``: within the tolerance that the layer promises."""
         here, point = self._facing(y)
-        value = (here.A @ point.unsqueeze(-1)).squeeze(-1)
-        row = here.A.abs().sum(-1)  # |a_i|_1
+        value = sparse.product(here.A, point)
+        row = sparse.row_sizes(here.A)
         size = 2 * row * point.abs().amax(-1, keepdim=True) if self.n else 0 * row
         share = tolerance.feasibility(here.dtype, self.n)
         above = value - here.upper - share * here.upper.abs()
@@ -532,9 +570,7 @@ def _as_tensors(**given: ArrayLike | None) -> tuple[dict[str, Tensor | None], bo
         if tensor.is_complex() or tensor.dtype in (torch.float16, torch.bfloat16):
             raise DtypeError(f"{name} is {tensor.dtype}; constraints need float32 or float64: write {name}.float().")
         if tensor.layout != torch.strided:
-            tensor = (
-                tensor.to_dense()
-            )  # the kernel looks at the entries that are not zero only, however they are stored
+            tensor = sparse.store(tensor) if name in ("A", "C") else tensor.to_dense()
         tensors[name] = tensor
         if typed and tensor.is_floating_point():
             strong[name] = tensor.dtype
@@ -584,7 +620,7 @@ def _bound(bound: Tensor | None, A: Tensor, side: str) -> Tensor:
     """A bound as ``(..., m)``; a scalar is repeated for every row, a missing one is infinite."""
     m = A.shape[-2]
     if bound is None:
-        return A.new_full((m,), -math.inf if side == "lower" else math.inf)
+        return torch.full((m,), -math.inf if side == "lower" else math.inf, dtype=A.dtype, device=A.device)
     if bound.ndim == 0:
         return bound.expand(m)
     if bound.shape[-1] != m:
@@ -607,6 +643,9 @@ def _bound(bound: Tensor | None, A: Tensor, side: str) -> Tensor:
     return bound
 
 
+_KIND_OF = bytes.maketrans(bytes(range(5)), "".join((FREE, UPPER, LOWER, BOTH, EQUAL)).encode())
+
+
 def _inspect_kinds(lower: Tensor, upper: Tensor) -> str:
     """The kinds of the rows from their bounds: a side counts if it can bind in at least one sample.
 
@@ -622,8 +661,33 @@ def _inspect_kinds(lower: Tensor, upper: Tensor) -> str:
         above = ~(upper == math.inf).all(axes)
         # An equal infinite pair is no equality but a row that can never hold; it stays two-sided.
         equal = ((lower == upper) & lower.isfinite()).all(axes)
-        code = torch.where(equal, 4, below.long() * 2 + above.long()).tolist()
-    return "".join((FREE, UPPER, LOWER, BOTH, EQUAL)[c] for c in code)
+        code = torch.where(equal, 4, below.byte() * 2 + above.byte()).to(torch.uint8)
+    return bytes(code.cpu().numpy()).translate(_KIND_OF).decode()
+
+
+@remember
+def is_kind(row_kinds: str, kinds: str, device: torch.device) -> Tensor:
+    """Which rows are of one of these kinds, ``(m,)``."""
+    return torch.tensor([kind in kinds for kind in row_kinds], dtype=torch.bool, device=device)
+
+
+def _check_kinds(lower: Tensor, upper: Tensor, old: AffineSet) -> None:
+    """Refuse bounds on sides that the set does not have."""
+    if is_compiling() or not (is_concrete(lower) and is_concrete(upper)) or old.m == 0:
+        return
+    kinds, device = old.row_kinds, old.device
+    with torch.no_grad():
+        wrong = (is_kind(kinds, UPPER + FREE, device) & (lower > -math.inf)).long()
+        wrong = wrong + 2 * (is_kind(kinds, LOWER + FREE, device) & (upper < math.inf)).long()
+        wrong = wrong + 4 * (is_kind(kinds, EQUAL, device) & (lower != upper)).long()
+        if not wrong.any():
+            return
+        place = wrong.reshape(-1, old.m).amax(0)
+    row = int(place.nonzero()[0])
+    what = {1: "a lower bound", 2: "an upper bound", 3: "both bounds", 4: "two different bounds"}[int(place[row])]
+    raise ConstraintError(
+        f"{old.names[row]} was prepared as {kinds[row]!r} and got {what}: prepare a set that has both sides."
+    )
 
 
 def row_names(labels: Labels, m: int) -> tuple[str, ...]:
@@ -689,6 +753,8 @@ def _collate(batch: Sequence[AffineSet], **_: Any) -> AffineSet:
             f"The sets of a batch must share one number type, got {types[0]} and {types[1]}: write set.to({types[0]})."
         )
     sets = [s.to(types[0]) if types and s.weak else s for s in batch]
+    if any(sparse.is_sparse(s.A) for s in sets):
+        raise ConstraintError("Sets with sparse rows cannot be stacked: collate their bounds, and share one A.")
     parts = []
     for name, core in (("A", 2), ("lower", 1), ("upper", 1)):
         tensors = [getattr(s, name) for s in sets]

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from caffnet._solve import sparse
 from caffnet._solve.prepare import Prepared, prepare
 from caffnet._solve.problem import Options, check_options
 from caffnet._solve.tracing import in_transform, is_compiling, is_concrete, is_exporting_plain, may_branch, no_autocast
@@ -109,7 +110,7 @@ class CAffine(nn.Module):
             fixed = constraint.to(torch.get_default_dtype()) if constraint.weak else constraint
             self._rows = (constraint.row_kinds, constraint.labels, constraint.softness and constraint.softness.kinds)
             for name, part in zip(_PARTS, _parts(fixed), strict=True):
-                self.register_buffer(name, None if part is None else part.detach().clone())
+                self.register_buffer(name, None if part is None else _kept(part.detach()))
             self.register_load_state_dict_pre_hook(_warn_of_other_rows)
             self.register_load_state_dict_post_hook(_prepare_again)
             self._prepare()
@@ -216,11 +217,13 @@ class CAffine(nn.Module):
             raise DtypeError(
                 f"The layer works in float32 or float64, not in {self.A.dtype}: half cannot keep a constraint."
             )
-        if any(t is not None and t.isnan().any() for t in (self.A, self.lower, self.upper, self.metric, self.weight)):
+        rows = sparse.store(self.A)
+        numbers = (sparse.numbers(rows), self.lower, self.upper, self.metric, self.weight)
+        if any(t is not None and t.isnan().any() for t in numbers):
             raise ConstraintError("A fixed set must be made of numbers, got NaN in A, lower, upper, metric or weight.")
         row_kinds, labels, soft = self._rows
         # A copy: an average over models writes inf - inf = NaN for a missing bound into the buffers.
-        A, lower, upper = (t.detach().clone() for t in (self.A, self.lower, self.upper))
+        A, lower, upper = (t.detach().clone() for t in (rows, self.lower, self.upper))
         metric, weight = (None if t is None else t.detach().clone() for t in (self.metric, self.weight))
         softness = None if soft is None else Softness(soft, weight)
         fixed = AffineSet.from_parts(A, lower, upper, labels, row_kinds, metric, softness)
@@ -232,14 +235,14 @@ class CAffine(nn.Module):
         if self._prepared is not None:
             for name, part in zip(_PARTS, _parts(self._prepared.set), strict=True):
                 if part is not None:  # copies: averages are also written into state dicts
-                    destination[prefix + name] = part.clone()
+                    destination[prefix + name] = _kept(part)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> CAffine:
         if self._prepared is None:
             super()._apply(fn, recurse)
             return self
         for name, part in zip(_PARTS, _parts(self._prepared.set), strict=True):
-            setattr(self, name, None if part is None else part.clone())
+            setattr(self, name, None if part is None else _kept(part))
         super()._apply(fn, recurse)
         self._prepare()
         return self
@@ -249,6 +252,11 @@ class CAffine(nn.Module):
         what = "input-dependent" if self._prepared is None else repr(self._prepared)
         limit = {} if self.null_limit is None else {"null_limit": self.null_limit}
         return ", ".join([what, *(f"{name}={value!r}" for name, value in {**self.options, **limit}.items())])
+
+
+def _kept(part: Tensor) -> Tensor:
+    """A copy for a buffer: sparse rows as COO, the one sparse layout that `copy.deepcopy` knows."""
+    return part.to_sparse_coo() if sparse.is_sparse(part) else part.clone()
 
 
 def _parts(set: AffineSet) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
@@ -352,9 +360,13 @@ def _warn_of_other_rows(module: CAffine, state: dict[str, Any], prefix: str, *_:
     if not all(name in state for name in names):
         return  # left out on purpose, or torch says so
     parts = [part for part in _parts(own) if part is not None]
-    pairs = [(state[name], old) for name, old in zip(names, parts, strict=True)]
-    if any(new.shape != old.shape or new.isnan().any() for new, old in pairs):
+    pairs = [(sparse.store(state[name]), old) for name, old in zip(names, parts, strict=True)]
+    if any(
+        new.shape != old.shape or new.layout != old.layout or sparse.numbers(new).isnan().any() for new, old in pairs
+    ):
         return  # an error is to come
+    if sparse.is_sparse(own.A):
+        pairs[0] = (sparse.row_key(pairs[0][0]), sparse.row_key(own.A))
     A, lower, upper, *others = (_differs(new, old) for new, old in pairs)
     rows = (A.any(-1) | lower | upper).reshape(-1, lower.shape[-1]).any(0)
     if rows.any() or any(t.any() for t in others):

@@ -39,11 +39,18 @@ from torch import Tensor
 
 from caffnet import tolerance
 from caffnet._solve import gradient as differentiable
-from caffnet._solve import graph, slack, stationary
-from caffnet._solve.prepare import Prepared, choose_search, is_kind
+from caffnet._solve import graph, slack, sparse, stationary
+from caffnet._solve.prepare import Prepared, choose_search
 from caffnet._solve.problem import Answer, Options, Problem, Status, check_options
-from caffnet._solve.tracing import are_concrete, is_exporting, is_exporting_plain, is_jit_tracing, may_branch
-from caffnet.constraints import HARD, SOFT, SOFT_IF_NEAREST, WEIGHTED, AffineSet, ArrayLike, joint_shape
+from caffnet._solve.tracing import (
+    are_concrete,
+    is_compiling,
+    is_exporting,
+    is_exporting_plain,
+    is_jit_tracing,
+    may_branch,
+)
+from caffnet.constraints import HARD, SOFT, SOFT_IF_NEAREST, WEIGHTED, AffineSet, ArrayLike, is_kind, joint_shape
 from caffnet.errors import ConstraintError, DtypeError
 from caffnet.optimality import Residuals, residuals
 
@@ -99,6 +106,8 @@ class Projection:
                 "with forces of any sign."
             )
         batch, set = self.value.shape[:-1], self.set
+        if sparse.is_sparse(set.A):
+            raise ConstraintError("Multipliers need whole rows, and these are sparse: project on set.to_dense().")
         problem = flatten(set, self.goal, None, batch)
         if not are_concrete(problem.tensors):
             raise ConstraintError("Multipliers are computed outside of compiled graphs and torch.func transforms.")
@@ -147,9 +156,9 @@ class Projection:
         An equality counts as +1. These are the rows of γ and any others that go through the point.
         """
         set, y = self.set, self.value.detach()
-        value = (set.A.detach() @ y.unsqueeze(-1)).squeeze(-1)
+        value = sparse.product(set.A.detach(), y)
         lower, upper = set.lower.detach(), set.upper.detach()
-        size = set.A.detach().abs().sum(-1) * (y.abs().amax(-1, keepdim=True) if set.n else 0)
+        size = sparse.row_sizes(set.A.detach()) * (y.abs().amax(-1, keepdim=True) if set.n else 0)
         room = 4 * tolerance.feasibility(y.dtype, set.n) * (size + value.abs()) + tolerance.underflow(y.dtype)
         above, below = (value - upper).abs() <= room, (value - lower).abs() <= room
         touching = torch.where(above, 1, torch.where(below, -1, 0)).to(torch.int8)
@@ -315,6 +324,8 @@ def validate(
             f"The weight of a soft row prices a squared distance: with norm={options.norm:g} and "
             f'search={options.search!r} it cannot be combined. Use norm=2 and search="full", or soft rows without a weight.'
         )
+    if sparse.is_sparse(fitting.A):
+        _check_sparse(fitting, options)
     if is_exporting_plain():
         graph.check_options(options)
         graph.check_softness(fitting)
@@ -323,6 +334,21 @@ def validate(
             'search="paper" repeats the paper\'s training and is not made for graphs: compile and map search="full".'
         )
     return fitting, batch
+
+
+def _check_sparse(set: AffineSet, options: Options) -> None:
+    """Refuse what needs the whole matrix."""
+    reason = None
+    if options.search not in ("auto", "active"):
+        reason = f'search={options.search!r} looks at whole rows: use search="active"'
+    elif set.metric is not None:
+        reason = "a metric needs whole rows"
+    elif set.softness is not None:
+        reason = "soft rows need whole rows"
+    elif is_compiling() or not may_branch(set.A):
+        reason = "compiled and exported graphs and transforms (torch.func) hold whole rows only"
+    if reason is not None:
+        raise ConstraintError(f"The rows are sparse, and {reason}; or write set.to_dense() if its size permits.")
 
 
 def _check_point(name: str, t: Tensor, constraints: AffineSet) -> None:

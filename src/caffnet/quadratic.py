@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from caffnet._solve import proximal, stationary
+from caffnet._solve import proximal, sparse, stationary
 from caffnet._solve.infeasible import report, sample_index
 from caffnet._solve.prepare import Prepared
 from caffnet._solve.problem import Options, Problem, Status, check_options
@@ -146,6 +146,8 @@ def _rows(q: Tensor, set: AffineSet | Prepared | None, parts: dict[str, ArrayLik
         whole = set.set if isinstance(set, Prepared) else set
         if isinstance(whole, AffineSet) and whole.metric is not None:
             raise ConstraintError("The set has a metric, but solve_qp measures by Q: give it the set without one.")
+        if isinstance(whole, AffineSet) and sparse.is_sparse(whole.A):
+            raise ConstraintError("The rows are sparse, and solve_qp needs whole ones: write set.to_dense().")
         if isinstance(whole, AffineSet) and whole.softness is not None:
             raise ConstraintError(
                 "The set has soft rows, which solve_qp does not take: give each a slack of its own, one more output with "

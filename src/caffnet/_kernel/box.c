@@ -2,8 +2,99 @@
 
    With w = 0 the answer is a clamp. With w, the candidates of an output are its bounds and, where g_j is within them,
    g_j itself. A p-norm grows with each |y_j - f_j|, so FULL takes the candidate nearest to f_j for each output. ACTIVE
-   takes the clamp of g, or bounds where f leaves the box and g elsewhere, whichever is nearer to f. */
+   takes the clamp of g, or bounds where f leaves the box and g elsewhere, whichever is nearer to f.
+
+   A large box, whose rows are the identity, is answered in one pass over its numbers: clip_sample and its gradient. What
+   is unusual (w, NaN, bounds that exclude each other) is left to the rest of the kernel. */
 #include "internal.h"
+
+/* Whether a sparse matrix is the identity. */
+FN int is_identity(const CaffnetBatch *batch) {
+    const int32_t *start = batch->row_start, *columns = batch->columns;
+    int64_t n = batch->n;
+    int same = start && batch->m == n && start[n] == n;
+    for (int64_t j = 0; same && j < n; j += 1024) {
+        int64_t end = j + 1024 < n ? j + 1024 : n;
+        int wrong = 0;
+        for (int64_t i = j; i < end; i++) wrong |= (start[i] != i) | (columns[i] != i);
+        if (batch->single)
+            for (int64_t i = j; i < end; i++) wrong |= ((const float *)batch->A)[i] != 1.0f;
+        else
+            for (int64_t i = j; i < end; i++) wrong |= ((const double *)batch->A)[i] != 1.0;
+        same = !wrong;
+    }
+    return same;
+}
+
+/* One pass over a sample, in the user's numbers; whether it is an ordinary one. `outside` says whether f was. */
+#define CLIP(Number)                                                                                                 \
+    {                                                                                                                \
+        const Number *RESTRICT f = (const Number *)batch->f + b * batch->f_step;                                     \
+        const Number *RESTRICT low = (const Number *)batch->lower + b * batch->lower_step;                           \
+        const Number *RESTRICT high = (const Number *)batch->upper + b * batch->upper_step;                          \
+        Number *RESTRICT y = (Number *)batch->value + b * batch->n;                                                  \
+        int8_t *RESTRICT active = batch->active + b * batch->m;                                                      \
+        Number odd = 0, out = 0; /* counts, and loops over one type each: for vector instructions */                 \
+        for (int64_t first = 0; first < batch->n; first += 512) {                                                    \
+            int count = (int)(batch->n - first < 512 ? batch->n - first : 512);                                      \
+            Number wrong = 0, moved = 0, equal = 0;                                                                  \
+            for (int e = 0; e < count; e++) {                                                                        \
+                Number x = f[first + e], l = low[first + e], h = high[first + e], c = x < l ? l : x;                 \
+                c = c > h ? h : c;                                                                                   \
+                wrong += (l <= h ? (Number)0 : (Number)1) + (c - c) + (x - x);                                       \
+                moved += c != x ? (Number)1 : (Number)0;                                                             \
+                equal += l == h ? (Number)1 : (Number)0;                                                             \
+                y[first + e] = c;                                                                                    \
+            }                                                                                                        \
+            for (int e = 0; e < count; e++)                                                                          \
+                active[first + e] = (int8_t)((f[first + e] > y[first + e]) - (f[first + e] < y[first + e]));         \
+            for (int e = 0; e < count && equal > 0; e++)                                                             \
+                if (low[first + e] == high[first + e]) active[first + e] = 1;                                        \
+            odd += wrong;                                                                                            \
+            out += moved;                                                                                            \
+        }                                                                                                            \
+        *outside = out > 0;                                                                                          \
+        return odd == 0;                                                                                             \
+    }
+FN int clip_double(const CaffnetBatch *batch, int64_t b, int *outside) CLIP(double)
+FN int clip_single(const CaffnetBatch *batch, int64_t b, int *outside) CLIP(float)
+
+/* Answer sample b of an identity; its status, or REJECTED where it is no ordinary one. */
+FN int clip_sample(const CaffnetBatch *batch, int64_t b) {
+    int outside = 0;
+    if (batch->w || !(batch->single ? clip_single(batch, b, &outside) : clip_double(batch, b, &outside))) return REJECTED;
+    if (!outside) memset(batch->active + b * batch->m, 0, (size_t)batch->m);
+    batch->status[b] = outside ? CAFFNET_PROJECTED : CAFFNET_INSIDE;
+    return batch->status[b];
+}
+
+/* The gradients of sample b of an identity, from its rows: 0 for an output at a bound, which gets it. With `tangent` f
+   keeps what leads inside, at every bound that y touches. */
+FN void clip_gradient(const CaffnetBatch *batch, const CaffnetGradients *to, int64_t b) {
+    const int8_t *active = batch->active + b * batch->m;
+    int single = (int)batch->single, held = 0, passes = batch->status[b] <= CAFFNET_WITHIN_TOL;
+    double top = 0.0, share = batch->t.feasibility;
+    for (int64_t j = 0; j < batch->n; j++) {
+        held |= active[j];
+        if (batch->tangent) top = larger(top, fabs(load(batch->value, b * batch->n + j, single)));
+    }
+    for (int64_t j = 0; j < batch->n; j++) {
+        double v = load(to->v, b * to->v_step + j, single), p = active[j] ? 0.0 : v, inward = p;
+        if (!held && !passes) p = inward = 0.0;
+        if (held && batch->tangent) {
+            double low = load(batch->lower, b * batch->lower_step + j, single);
+            double high = load(batch->upper, b * batch->upper_step + j, single), y = load(batch->value, b * batch->n + j, single);
+            double free = 2.0 * share * top + batch->t.underflow;
+            inward = v;
+            if (low == high || active[j] > 0 || fabs(y - high) <= free + share * fabs(high)) inward = larger(inward, 0.0);
+            if (low == high || active[j] < 0 || fabs(y - low) <= free + share * fabs(low)) inward = smaller(inward, 0.0);
+            if (v != v) inward = v;
+        }
+        if (to->f) store(to->f, b * batch->n + j, inward, single);
+        if (active[j] > 0 && to->upper) to->upper[b * to->upper_step + j] += v;
+        if (active[j] < 0 && to->lower) to->lower[b * to->lower_step + j] += v;
+    }
+}
 
 /* The bounds of every output; 0 if some exclude each other. */
 FN int box_limits(const Rows *s, double *low, double *high) {
@@ -13,7 +104,7 @@ FN int box_limits(const Rows *s, double *low, double *high) {
     }
     for (Index i = 0; i < s->m; i++) {
         Index j = s->plain[i];
-        int up = s->A[(size_t)i * (size_t)s->n + (size_t)j] > 0.0;
+        int up = plain_sign(s, i) > 0.0;
         low[j] = larger(low[j], up ? s->low[i] : -s->high[i]);
         high[j] = smaller(high[j], up ? s->high[i] : -s->low[i]);
         if (!(low[j] <= high[j])) return 0;
@@ -27,8 +118,8 @@ FN void mark_box(const Rows *s, Face *face, int8_t *side, const double *low, con
     for (int equalities = 1; equalities >= 0; equalities--)
         for (Index i = 0; i < s->m; i++) {
             Index j = s->plain[i];
-            if (side[j] == 0 || s->equal[i] != equalities) continue;
-            int up = s->A[(size_t)i * (size_t)s->n + (size_t)j] > 0.0, upper = (side[j] > 0) == up;
+            if (j < 0 || side[j] == 0 || s->equal[i] != equalities) continue;
+            int up = plain_sign(s, i) > 0.0, upper = (side[j] > 0) == up;
             double bound = (up ? 1.0 : -1.0) * (side[j] > 0 ? high[j] : low[j]);
             if (upper && s->high[i] == bound) face->held[i] = 1;
             else if (!upper && s->low[i] == bound) face->held[i] = s->equal[i] ? 1 : -1;
@@ -90,4 +181,26 @@ FN int box_point(Work *work, int search) {
     }
     mark_box(s, &work->face, side, low, high);
     return 1;
+}
+
+/* Mark in direct.side the outputs that held bounds fix, with their values in y if that is given. */
+FN void fix_outputs(const Rows *s, const int8_t *held, double *y) {
+    const Direct *d = &s->direct;
+    for (Index j = 0; j < s->n; j++) d->side[j] = 0;
+    for (Index i = 0; i < s->m; i++) {
+        if (held[i] == 0 || s->plain[i] < 0) continue;
+        d->side[s->plain[i]] = 1;
+        if (y) y[s->plain[i]] = plain_sign(s, i) * (held[i] > 0 ? s->high[i] : s->low[i]);
+    }
+}
+
+/* List the rows marked in face.held. */
+FN Index list_held(const Rows *s, Face *face) {
+    face->k = face->base = 0;
+    for (Index i = 0; i < s->m && face->k <= s->n; i++) {
+        if (face->held[i] == 0) continue;
+        face->rows[face->k] = i;
+        face->sides[face->k++] = face->held[i];
+    }
+    return face->k;
 }

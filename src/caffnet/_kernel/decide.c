@@ -20,6 +20,10 @@ FN void round_point(const Work *work, double *y) {
 /* Move y onto the rows of the face with residuals of twice the digits, which a nearly dependent face needs. */
 FN void slide_finely(const Rows *s, const Face *face, double *y) {
     Index n = s->n;
+    if (s->direct.family != ANY) {
+        direct_slide(s, face->held, y);
+        return;
+    }
     for (Index j = 0; j < face->k; j++) {
         Index i = face->rows[j];
         const double *a = s->A + (size_t)i * (size_t)n;
@@ -60,6 +64,7 @@ FN int settle_point(Work *work, const double *g, double size) {
 
 /* Whether the face has rows that are nearly dependent: multipliers have few digits then. */
 FN int is_delicate(const Rows *s, const Face *face, double rank) {
+    if (s->direct.family != ANY) return 0;
     for (Index j = 0; j < face->k; j++) {
         double left = face->R[(size_t)j * (size_t)s->n + (size_t)j];
         if (left * left < rank * s->squared[face->rows[j]]) return 1;
@@ -350,7 +355,7 @@ FN int into_range(Work *work, CaffnetProof *proof) {
         for (Index i = 0; i < s->m; i++) work->conflict[i] = work->fine[i] = 0.0;
         for (Index i = 0; s->boxed && i < s->m; i++) {
             Index j = s->plain[i];
-            if (face->held[i] != 0) work->conflict[i] = s->A[(size_t)i * (size_t)s->n + (size_t)j] * (work->g[j] - work->y[j]);
+            if (face->held[i] != 0) work->conflict[i] = row_of(s, i)[s->start ? 0 : j] * (work->g[j] - work->y[j]);
         }
         if (!s->boxed) multipliers(s, face, 0, work->g, work->y);
         for (Index j = 0; !s->boxed && j < face->k; j++)
@@ -582,6 +587,9 @@ FN int decide(const CaffnetBatch *batch, int64_t b, Work *work, CaffnetProof *pr
     Rows *s = &work->rows;
     Index n = s->n;
     int search = (int)batch->search, loaded = load_sample(batch, b, work), state = CONFLICT;
+    int plain = !batch->w && search != CAFFNET_LITE && (search == CAFFNET_ACTIVE || work->norm == 2.0);
+    work->lost = 0;
+    s->direct.family = plain || s->start ? family_of(s) : ANY;
     const int8_t *start = batch->start ? batch->start + b * batch->m : NULL;
     if (search == CAFFNET_PAPER)
         for (Index j = 0; j < n; j++) batch->choice[b * n + j] = 0;
@@ -597,8 +605,13 @@ FN int decide(const CaffnetBatch *batch, int64_t b, Work *work, CaffnetProof *pr
         search = CAFFNET_ACTIVE;
     }
     if (loaded != CONFLICT) state = project(work, search, start);
-    if (state == CONFLICT || state == REJECTED) state = approach(work, (int)batch->strict, proof);
-    else if (search == CAFFNET_PAPER && (batch->w || work->norm != 2.0) && try_compromise(batch, b, work))
+    int found = state != CONFLICT && state != REJECTED;
+    if (!found && !work->lost) state = approach(work, (int)batch->strict, proof);
+    if (work->lost) {
+        write_nothing(batch, b, CAFFNET_UNDECIDED);
+        return CAFFNET_UNDECIDED;
+    }
+    if (found && search == CAFFNET_PAPER && (batch->w || work->norm != 2.0) && try_compromise(batch, b, work))
         return batch->status[b];
     if (state != CAFFNET_INFEASIBLE && state != CAFFNET_RELAXED && !is_representable(work)) state = into_range(work, proof);
     if (state == CAFFNET_RELAXED && s->shift != 0) state = rescale_to_hard_rows(batch, b, work, proof);

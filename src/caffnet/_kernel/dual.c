@@ -23,6 +23,12 @@ FN int accepts_coarsely(const Rows *s, const double *y, double size, double shar
 
 /* The multipliers of the inequalities in the face, for y = flat_point(g). */
 FN void multipliers(const Rows *s, Face *face, Index base, const double *g, const double *y) {
+    if (s->direct.family != ANY) {
+        for (Index j = 0; j < s->n; j++) face->z[j] = g[j] - y[j];
+        direct_coefficients(s, face->held, face->z, face->left);
+        for (Index j = 0; j < face->k; j++) face->multiplier[j] = face->left[face->rows[j]] * (double)face->sides[j];
+        return;
+    }
     for (Index j = 0; j < face->k; j++) face->d[j] = along(face, j, g, s->n) - along(face, j, y, s->n);
     in_rows(face, base, face->d, face->r, s->n);
     for (Index j = base; j < face->k; j++) face->multiplier[j] = face->r[j] * (double)face->sides[j];
@@ -89,7 +95,7 @@ FN Index most_violated(const Rows *s, Face *face, const double *y, double size, 
 FN void rebuild_face(Work *work, const int8_t *held) {
     restart(work);
     for (Index i = 0; i < work->rows.m; i++)
-        if (held[i] != 0 && !work->rows.equal[i]) add(&work->rows, &work->face, i, held[i], work->t.rank);
+        if (held[i] != 0 && (!work->rows.equal[i] || work->rows.direct.family != ANY)) add(&work->rows, &work->face, i, held[i], work->t.rank);
 }
 
 /* Let row p, whose value at y is `at`, join the face, dropping what must leave; 0 if it cannot: a conflict. */
@@ -149,6 +155,19 @@ FN Index dual(Work *work, const double *g, double *y, const int8_t *start, doubl
     Index n = s->n, waiting = 0, rounds = CAFFNET_ROUNDS(n, s->m);
     int settled = 0;
     double scale = largest(g, n), at = 0.0;
+    if (s->direct.family != ANY) {
+        Index k = direct_search(work, g, y, fine, coarse);
+        if (k != NOT_FOUND) return k;
+        int given_up = work->rows.direct.family == SPARSE;
+        work->rows.direct.family = s->start ? SPARSE : ANY; /* this sample is for what follows */
+        if (s->start && !given_up) k = direct_search(work, g, y, fine, coarse);
+        if (s->start) {
+            work->lost = k == NOT_FOUND;
+            return k;
+        }
+        restart(work);
+        start = NULL;
+    }
     if (start == face->held) settle(s, face, g, y, t);
     else if (start) warm(s, face, start, g, y, t);
     else flat_point(s, face, g, y);

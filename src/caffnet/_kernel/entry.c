@@ -16,25 +16,57 @@ FN void *take(Pool *pool, size_t count, size_t size) {
 #define INDICES(count) (Index *)take(&pool, (size_t)(count), sizeof(Index))
 #define MARKS(count) (int8_t *)take(&pool, (size_t)(count), 1)
 
-/* Divide the caller's memory; how much of it is used. */
-FN size_t carve(Work *work, int64_t outputs, int64_t count, int search, void *memory) {
+/* Divide the caller's memory; how much of it is used. `start` of a sparse matrix, else NULL. */
+FN size_t carve(Work *work, int64_t outputs, int64_t count, const int32_t *start, int search, void *memory) {
     Pool pool = {(char *)memory, 0};
-    size_t n = (size_t)outputs, m = (size_t)count, wide = m > n ? m : n;
+    size_t n = (size_t)outputs, m = (size_t)count, wide = m > n ? m : n, dense = start == NULL;
+    size_t entries = dense ? 0 : (size_t)start[m], long_rows = 0, few = dense ? 0 : m;
+    for (size_t i = 0; i < few; i++) long_rows += start[i + 1] - start[i] > 1;
     size_t deep = search == CAFFNET_ACTIVE ? 1 : n + 1, paper = search == CAFFNET_PAPER ? n + 1 : 0;
     memset(work, 0, sizeof *work);
     Rows *s = &work->rows;
     s->m = (Index)count;
     s->n = (Index)outputs;
-    s->A = DOUBLES(m * n);
+    s->A = DOUBLES(dense ? m * n : entries);
     s->exponent = INDICES(m);
     s->factor = DOUBLES(m);
     s->squared = DOUBLES(m);
     s->entries = INDICES(m);
-    s->columns = INDICES(m * (n / 4));
+    s->columns = INDICES(dense * m * (n / 4));
     s->plain = INDICES(m);
     s->low = DOUBLES(m);
     s->high = DOUBLES(m);
     s->equal = MARKS(m);
+    Direct *direct = &s->direct;
+    direct->link = INDICES(n);
+    direct->a = DOUBLES(n);
+    direct->low = DOUBLES(n);
+    direct->high = DOUBLES(n);
+    direct->side = MARKS(n);
+    direct->sums = DOUBLES(3 * n);
+    direct->first = INDICES(n);
+    direct->from = INDICES(n);
+    direct->until = INDICES(n);
+    Newton *newton = s->newton = &work->newton;
+    s->t = &work->t;
+    newton->column = INDICES(dense ? 0 : n + 1);
+    newton->row = INDICES(entries);
+    newton->entry = DOUBLES(entries);
+    newton->order = INDICES(few);
+    newton->list = INDICES(few);
+    newton->place = INDICES(few);
+    newton->reach = INDICES(few);
+    newton->line = (int64_t *)take(&pool, few, sizeof(int64_t));
+    newton->u = DOUBLES(few);
+    newton->trial = DOUBLES(few);
+    newton->step = DOUBLES(few);
+    newton->along = DOUBLES(few);
+    newton->slope = DOUBLES(few);
+    newton->right = DOUBLES(few);
+    newton->x = DOUBLES(dense ? 0 : n);
+    newton->y = DOUBLES(dense ? 0 : n);
+    newton->moving = MARKS(few);
+    newton->face = MARKS(few);
     Face *face = &work->face;
     Face *faces[3] = {face, &work->saved, &work->first};
     for (int c = 0; c < 3; c++) {
@@ -82,16 +114,19 @@ FN size_t carve(Work *work, int64_t outputs, int64_t count, int search, void *me
     walk->pinv = DOUBLES(paper * n * n);
     walk->null = DOUBLES(paper * n * n);
     for (int c = 0; c < 3; c++) { /* last: a box does not touch them, and large memory costs when it is touched */
-        faces[c]->Q = DOUBLES(n * n);
-        faces[c]->R = DOUBLES(n * n);
+        faces[c]->Q = DOUBLES(dense * n * n);
+        faces[c]->R = DOUBLES(dense * n * n);
     }
-    face->rest = DOUBLES(m * n);
-    face->part = DOUBLES(m * n);
+    face->rest = DOUBLES(dense * m * n);
+    face->part = DOUBLES(dense * m * n);
+    newton->room = (int64_t)(long_rows * (long_rows + 1) / 2);
+    newton->room = newton->room < MOST_FACTORS ? newton->room : MOST_FACTORS;
+    newton->L = DOUBLES(newton->room);
     return pool.used;
 }
 
 FN void prepare(Work *work, const CaffnetBatch *batch, void *memory) {
-    (void)carve(work, batch->n, batch->m, (int)batch->search, memory);
+    (void)carve(work, batch->n, batch->m, batch->row_start, (int)batch->search, memory);
     work->t = batch->t;
     work->norm = batch->norm;
     work->single = (int)batch->single;
@@ -117,7 +152,7 @@ FN size_t carve_metric(Metric *metric, int64_t outputs, int64_t count, void *mem
 }
 
 FN void prepare_metric(Metric *metric, const CaffnetBatch *batch, void *memory) {
-    size_t used = carve(&metric->work, batch->n, batch->m, (int)batch->search, NULL);
+    size_t used = carve(&metric->work, batch->n, batch->m, NULL, (int)batch->search, NULL);
     used += carve_metric(metric, batch->n, batch->m, (char *)memory + used);
     CaffnetBatch *white = &metric->batch;
     metric->diagonal = (int)batch->diagonal;
@@ -138,11 +173,11 @@ FN void prepare_metric(Metric *metric, const CaffnetBatch *batch, void *memory) 
     prepare(&metric->work, white, (char *)memory + used);
 }
 
-/* Scale the rows of sample b, if they are its own or the first; 0 where they have NaN or infinite entries. */
-FN int renew_rows(Work *work, const CaffnetBatch *batch, int64_t b, int64_t first, int sound) {
-    if (b != first && batch->A_step == 0) return sound;
+/* Scale the rows of sample b, if they are its own or the first (sound < 0); 0 where they have NaN or infinite entries. */
+FN int renew_rows(Work *work, const CaffnetBatch *batch, int64_t b, int sound) {
+    if (sound >= 0 && batch->A_step == 0) return sound;
     work->ready = 0;
-    return scale_matrix(batch, b, &work->rows);
+    return read_matrix(batch, b, &work->rows);
 }
 
 FN int decide_sample(const CaffnetBatch *batch, int64_t b, Work *work, Metric *metric, CaffnetProof *proof) {
@@ -152,8 +187,13 @@ FN int decide_sample(const CaffnetBatch *batch, int64_t b, Work *work, Metric *m
 EXPORT int64_t NAME(caffnet_workspace)(int64_t n, int64_t m, int64_t search, int64_t metric) {
     Work work;
     Metric white;
-    size_t size = carve(&work, n, m, (int)search, NULL);
+    size_t size = carve(&work, n, m, NULL, (int)search, NULL);
     return (int64_t)(metric ? 2 * size + carve_metric(&white, n, m, NULL) : size) + 64;
+}
+
+EXPORT int64_t NAME(caffnet_workspace_sparse)(int64_t n, int64_t m, const int32_t *row_start) {
+    Work work;
+    return (int64_t)carve(&work, n, m, row_start, CAFFNET_ACTIVE, NULL) + 64;
 }
 
 EXPORT int64_t NAME(caffnet_solve)(const CaffnetBatch *batch, int64_t first, int64_t last, void *memory) {
@@ -161,12 +201,13 @@ EXPORT int64_t NAME(caffnet_solve)(const CaffnetBatch *batch, int64_t first, int
     Metric metric;
     CaffnetProof proof;
     int64_t bad = 0;
-    int sound = 0;
+    int sound = -1, identity = is_identity(batch);
     prepare(&work, batch, memory);
     if (batch->metric) prepare_metric(&metric, batch, memory);
     for (int64_t b = first; b < last; b++) {
         if (batch->cancel && *batch->cancel) return -1;
-        sound = renew_rows(&work, batch, b, first, sound);
+        if (identity && clip_sample(batch, b) != REJECTED) continue;
+        sound = renew_rows(&work, batch, b, sound);
         if (!sound) {
             for (int64_t j = 0; batch->choice && j < batch->n; j++) batch->choice[b * batch->n + j] = 0;
             write_nothing(batch, b, CAFFNET_INVALID);
@@ -182,11 +223,15 @@ EXPORT int64_t NAME(caffnet_solve)(const CaffnetBatch *batch, int64_t first, int
 EXPORT void NAME(caffnet_gradient)(const CaffnetBatch *batch, const CaffnetGradients *to, int64_t first, int64_t last, void *memory) {
     Work work;
     Metric metric;
-    int sound = 0;
+    int sound = -1, identity = is_identity(batch) && !to->w && !to->A;
     prepare(&work, batch, memory);
     if (batch->metric) prepare_metric(&metric, batch, memory);
     for (int64_t b = first; b < last; b++) {
-        sound = renew_rows(&work, batch, b, first, sound);
+        if (identity) {
+            clip_gradient(batch, to, b);
+            continue;
+        }
+        sound = renew_rows(&work, batch, b, sound);
         if (batch->metric) differentiate_in_metric(batch, to, b, &work, &metric);
         else differentiate(batch, to, b, &work);
     }
@@ -197,7 +242,7 @@ EXPORT int64_t NAME(caffnet_minimise)(const CaffnetBatch *batch, void *multiplie
     Metric metric;
     CaffnetProof proof;
     int64_t bad = 0;
-    int sound = 0;
+    int sound = -1;
     prepare(&work, batch, memory);
     if (batch->metric) {
         prepare_metric(&metric, batch, memory);
@@ -205,10 +250,10 @@ EXPORT int64_t NAME(caffnet_minimise)(const CaffnetBatch *batch, void *multiplie
     }
     for (int64_t b = first; b < last; b++) {
         if (batch->cancel && *batch->cancel) return -1;
-        sound = renew_rows(&work, batch, b, first, sound);
+        sound = renew_rows(&work, batch, b, sound);
         int state = batch->metric ? minimise(batch, multiplier, b, sound, &work, &metric, &proof)
                                   : minimise_linear(batch, multiplier, b, sound, &work, &proof);
-        bad += state >= CAFFNET_INFEASIBLE;
+        bad += CAFFNET_HAS_NO_ANSWER(state);
     }
     return batch->cancel && *batch->cancel ? -1 : bad;
 }
@@ -216,11 +261,11 @@ EXPORT int64_t NAME(caffnet_minimise)(const CaffnetBatch *batch, void *multiplie
 EXPORT void NAME(caffnet_system)(const CaffnetBatch *batch, const CaffnetSystem *system, int64_t first, int64_t last, void *memory) {
     Work work;
     Metric metric;
-    int sound = 0;
+    int sound = -1;
     prepare(&work, batch, memory);
     if (batch->metric) prepare_metric(&metric, batch, memory);
     for (int64_t b = first; b < last; b++) {
-        sound = renew_rows(&work, batch, b, first, sound);
+        sound = renew_rows(&work, batch, b, sound);
         solve_system(batch, system, b, sound, &work, batch->metric ? &metric : NULL);
     }
 }
@@ -233,7 +278,7 @@ EXPORT void NAME(caffnet_conflict)(const CaffnetBatch *batch, int64_t sample, do
     if (batch->metric) prepare_metric(&metric, batch, memory);
     proof->gap = proof->radius = 0.0;
     for (int64_t i = 0; i < batch->m; i++) multiplier[i] = 0.0;
-    if (!scale_matrix(batch, sample, &work.rows)) return;
+    if (!read_matrix(batch, sample, &work.rows)) return;
     if (decide_sample(batch, sample, &work, &metric, proof) != CAFFNET_INFEASIBLE) return;
     for (Index i = 0; i < work.rows.m; i++) multiplier[i] = times_power(work.conflict[i], work.rows.exponent[i]);
     proof->gap = times_power(proof->gap, -work.rows.shift);

@@ -59,11 +59,12 @@ FN int fixed_sign(Fixed *total) {
     return carry < 0 ? -1 : sign;
 }
 
-/* The sign of a y - b for row i of sample b in the user's own numbers, exactly. */
-FN int exact_sign(const void *a, int64_t place, const void *y, int64_t y_place, Index n, double bound, int single) {
+/* The sign of a y - b for n numbers of a row in the user's own numbers, exactly. `columns` has their places, or is NULL. */
+FN int exact_sign(const void *a, int64_t place, const Index *columns, const void *y, int64_t y_place, Index n, double bound,
+                  int single) {
     double total = -bound, size = fabs(bound);
     for (Index j = 0; j < n; j++) {
-        double term = load(a, place + j, single) * load(y, y_place + j, single);
+        double term = load(a, place + j, single) * load(y, y_place + (columns ? columns[j] : j), single);
         total += term;
         size += fabs(term);
     }
@@ -73,7 +74,8 @@ FN int exact_sign(const void *a, int64_t place, const void *y, int64_t y_place, 
     memset(&sum, 0, sizeof sum);
     for (Index j = 0; j < n; j++) {
         int first = 0, second = 0;
-        double p = frexp(load(a, place + j, single), &first), q = frexp(load(y, y_place + j, single), &second);
+        double p = frexp(load(a, place + j, single), &first);
+        double q = frexp(load(y, y_place + (columns ? columns[j] : j), single), &second);
         double high = p * q, low = fma(p, q, -high);
         fixed_add(&sum, high, first + second);
         fixed_add(&sum, low, first + second);
@@ -88,14 +90,16 @@ FN int exact_sign(const void *a, int64_t place, const void *y, int64_t y_place, 
    Equalities are not asked. */
 FN int holds_exactly(const CaffnetBatch *batch, int64_t b, const void *y, int64_t y_place, int hard) {
     int single = (int)batch->single;
-    Index n = (Index)batch->n;
+    const Index *start = batch->row_start;
     for (int64_t i = 0; i < batch->m; i++) {
         double low = load(batch->lower, b * batch->lower_step + i, single);
         double high = load(batch->upper, b * batch->upper_step + i, single);
         if (low == high || (hard && batch->soft && batch->soft[i] == 's')) continue;
-        int64_t place = b * batch->A_step + i * batch->n;
-        if (is_finite(high) && exact_sign(batch->A, place, y, y_place, n, high, single) > 0) return 0;
-        if (is_finite(low) && exact_sign(batch->A, place, y, y_place, n, low, single) < 0) return 0;
+        int64_t place = start ? start[i] : b * batch->A_step + i * batch->n;
+        const Index *columns = start ? batch->columns + start[i] : NULL;
+        Index n = start ? start[i + 1] - start[i] : (Index)batch->n;
+        if (is_finite(high) && exact_sign(batch->A, place, columns, y, y_place, n, high, single) > 0) return 0;
+        if (is_finite(low) && exact_sign(batch->A, place, columns, y, y_place, n, low, single) < 0) return 0;
     }
     return 1;
 }

@@ -76,6 +76,12 @@ FN void append(const Rows *s, Face *face, Index i, Index side, double left) {
 /* Add row i if it is independent of the face. */
 FN void add(const Rows *s, Face *face, Index i, Index side, double rank) {
     if (face->k >= s->n) return;
+    if (s->direct.family != ANY) { /* has no factors */
+        face->rows[face->k] = i;
+        face->sides[face->k++] = side;
+        face->held[i] = (int8_t)side;
+        return;
+    }
     double left = remainder_of(s, i, face);
     if (left > rank * rank * s->squared[i]) append(s, face, i, side, left);
 }
@@ -140,6 +146,7 @@ FN void in_rows(const Face *face, Index first, const double *d, double *r, Index
 
 /* Move y onto the rows in slots first .. k-1, one after the other: q_j leaves the rows before j alone. */
 FN void slide(const Rows *s, const Face *face, Index first, double *y) {
+    if (s->direct.family != ANY) return;
     for (Index j = first; j < face->k; j++) {
         Index i = face->rows[j];
         double bound = face->sides[j] > 0 ? s->high[i] : s->low[i];
@@ -151,6 +158,10 @@ FN void slide(const Rows *s, const Face *face, Index first, double *y) {
 FN void flat_point(const Rows *s, Face *face, const double *g, double *y) {
     Index n = s->n, k = face->k;
     double *r = face->r;
+    if (s->direct.family != ANY) {
+        direct_flat(s, face->held, g, y, 0);
+        return;
+    }
     copy(y, g, n);
     for (Index j = 0; j < k; j++) r[j] = along(face, j, g, n);
     for (Index j = 0; j < k; j++) move(face, j, r[j], y, n);
@@ -166,11 +177,12 @@ FN void flat_point(const Rows *s, Face *face, const double *g, double *y) {
 
 FN void copy_face(const Rows *s, Face *to, const Face *from) {
     Index n = s->n, k = from->k;
+    int factors = s->direct.family == ANY;
     to->k = k;
-    copy(to->Q, from->Q, k * n);
+    if (factors) copy(to->Q, from->Q, k * n);
     for (Index j = 0; j < k; j++) {
         size_t line = (size_t)j * (size_t)n;
-        copy(to->R + line + j, from->R + line + j, k - j);
+        if (factors) copy(to->R + line + j, from->R + line + j, k - j);
         to->rows[j] = from->rows[j];
         to->sides[j] = from->sides[j];
         to->multiplier[j] = from->multiplier[j];
@@ -180,11 +192,6 @@ FN void copy_face(const Rows *s, Face *to, const Face *from) {
     for (Index i = 0; i < s->m; i++) to->held[i] = from->held[i];
 }
 
-FN void clear_face(const Rows *s, Face *face) {
-    for (Index i = 0; i < s->m; i++) face->held[i] = 0;
-    face->k = 0;
-}
-
 /* The face of the equalities alone; kept from sample to sample while the rows are shared. */
 FN void restart(Work *work) {
     Rows *s = &work->rows;
@@ -192,6 +199,10 @@ FN void restart(Work *work) {
     int same = work->ready;
     for (Index i = 0; i < s->m && same; i++) same = work->before[i] == s->equal[i];
     clear_face(s, face);
+    if (s->direct.family != ANY) {
+        work->ready = 0;
+        return;
+    }
     if (same) { /* what was added later has not touched the factors of the first rows */
         face->k = face->base;
         for (Index j = 0; j < face->base; j++) face->held[face->rows[j]] = 1;

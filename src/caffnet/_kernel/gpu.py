@@ -101,7 +101,7 @@ def _text(text: str, device: torch.device) -> Tensor:
 
 def _workspace(batch: native.Batch, device: torch.device) -> tuple[Tensor, int, int]:
     """Memory, the bytes of each thread, and the number of threads."""
-    room = -(-native.workspace_size(batch.n, batch.m, batch.search, batch.metric) // 64) * 64
+    room = -(-batch.workspace // 64) * 64
     threads = max(1, min(batch.samples, MOST_WORKSPACE // room))
     threads = threads if threads < BLOCK else threads // BLOCK * BLOCK
     return torch.empty(threads * room, dtype=torch.uint8, device=device), room, threads

@@ -18,9 +18,13 @@ FN void row_gradient(const Rows *s, Index i, int side, double lambda, double q, 
     int64_t step = side > 0 ? to->upper_step : to->lower_step;
     if (bound) bound[b * step + i] += power * times_power(q, exponent);
     if (to->A) {
-        double *A = to->A + b * to->A_step + (int64_t)i * s->n;
+        double *A = to->A + (s->start ? s->start[i] : b * to->A_step + (int64_t)i * s->n);
         double first = power * times_power(lambda, exponent - s->shift), second = power * times_power(q, exponent - s->shift);
-        for (Index c = 0; c < s->n; c++) A[c] -= first * p[c] + second * y[c];
+        for (Index e = 0; s->start && e < s->entries[i]; e++) {
+            Index c = s->places[s->start[i] + e];
+            A[e] -= first * p[c] + second * y[c];
+        }
+        for (Index c = 0; !s->start && c < s->n; c++) A[c] -= first * p[c] + second * y[c];
     }
 }
 
@@ -43,7 +47,7 @@ FN void tangent(Work *work, const int8_t *active, const double *y, const double 
         int below = touches(work, i, -1, value, free, active), above = touches(work, i, 1, value, free, active);
         if (s->boxed) {
             Index j = s->plain[i];
-            int up = s->A[(size_t)i * (size_t)n + (size_t)j] > 0.0;
+            int up = plain_sign(s, i) > 0.0;
             if (up ? above : below) p[j] = larger(p[j], 0.0);
             if (up ? below : above) p[j] = smaller(p[j], 0.0);
             continue;
@@ -53,6 +57,7 @@ FN void tangent(Work *work, const int8_t *active, const double *y, const double 
     }
     if (s->boxed) return;
     restore_bounds(work);
+    s->direct.family = family_of(s);
     for (Index j = 0; j < n; j++) d[j] = -v[j];
     restart(work);
     if (dual(work, d, back, NULL, work->t.search, work->t.feasibility) < 0) return;
@@ -64,6 +69,30 @@ FN void tangent(Work *work, const int8_t *active, const double *y, const double 
     for (Index j = 0; j < n; j++) p[j] = -back[j];
 }
 
+/* `reduce` by a direct method. */
+FN Index direct_reduce(Work *work, const int8_t *active, const double *y, const double *v, double *p, double *q) {
+    const Rows *s = &work->rows;
+    Face *face = &work->face;
+    double *r = face->left, *away = work->spare;
+    for (Index i = 0; i < s->m; i++) face->held[i] = (int8_t)(s->equal[i] ? active[i] != 0 : active[i]);
+    fix_outputs(s, active, NULL);
+    for (Index i = 0; i < s->m; i++) { /* as in a factorised face, equalities belong to it even where they did not hold */
+        Index j = s->plain[i];
+        if (!s->equal[i] || active[i] != 0 || (j >= 0 && s->direct.side[j])) continue;
+        face->held[i] = 1;
+        if (j >= 0) s->direct.side[j] = 1;
+    }
+    Index k = list_held(s, face);
+    active = face->held;
+    direct_flat(s, active, v, p, 1);
+    for (int pass = 0; q && pass < 2; pass++) {
+        for (Index j = 0; j < s->n; j++) away[j] = pass ? work->g[j] - y[j] : v[j] - p[j];
+        direct_coefficients(s, active, away, r);
+        for (Index j = 0; j < k; j++) (pass ? face->r : q)[j] = r[face->rows[j]];
+    }
+    return k;
+}
+
 /* Write p = N v for the face of the rows marked in `active`; its size. With q, also the coefficients of v (q) and of
    g - y (face.r) on its rows, and what the level adds, where the answer is RELAXED. */
 FN Index reduce(Work *work, const int8_t *active, const double *y, const double *v, double *p, double *q, int relaxed,
@@ -71,6 +100,7 @@ FN Index reduce(Work *work, const int8_t *active, const double *y, const double 
     Face *face = &work->face;
     Index n = work->rows.n;
     double *away = work->spare;
+    if (work->rows.direct.family != ANY) return direct_reduce(work, active, y, v, p, q);
     copy(p, v, n);
     if (relaxed) release_soft_rows(work);
     rebuild_face(work, active);
@@ -110,7 +140,7 @@ FN void face_gradient(Work *work, const int8_t *active, const double *y, const d
         for (Index i = 0; i < s->m; i++) {
             if (active[i] == 0) continue;
             Index j = s->plain[i];
-            double sign = s->A[(size_t)i * (size_t)n + (size_t)j];
+            double sign = plain_sign(s, i);
             row_gradient(s, i, active[i], sign * (work->g[j] - y[j]), sign * v[j], p, y, power, to, b);
         }
         return;
@@ -141,6 +171,7 @@ FN void differentiate(const CaffnetBatch *batch, const CaffnetGradients *to, int
         return;
     }
     (void)load_sample(batch, b, work);
+    s->direct.family = gradient_family(s);
     for (Index j = 0; j < n; j++) {
         v[j] = load(to->v, b * to->v_step + j, single);
         numbers = numbers && is_finite(v[j]);

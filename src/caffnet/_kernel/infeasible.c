@@ -26,6 +26,7 @@ FN void collect_conflict(Work *work) {
     const Rows *s = &work->rows;
     Face *face = &work->face;
     Index n = s->n;
+    if (s->direct.family != ANY) return; /* the search has written them */
     double *mu = work->conflict, *fine = work->fine, sign = (double)face->side, top = 0.0;
     for (Index i = 0; i < s->m; i++) mu[i] = fine[i] = 0.0;
     (void)remainder_of(s, face->entering, face);
@@ -88,6 +89,8 @@ FN CaffnetProof prove(const Work *work) {
     Pair gap = {0.0, 0.0};
     double residual = s->narrow ? 0x1p-900 : 0.0, size = 0.0;
     Index n = s->n, m = s->m;
+    double *high = s->direct.sums, *low = high + n, *column = low + n;
+    for (Index c = 0; c < n; c++) high[c] = low[c] = column[c] = 0.0;
     for (Index i = 0; i < m; i++) {
         double mu = work->conflict[i];
         if (mu == 0.0) continue;
@@ -100,18 +103,19 @@ FN CaffnetProof prove(const Work *work) {
         gap = pair_add_product(pair_add_product(gap, mu, bound), work->fine[i], bound);
         size += fabs(mu * bound);
     }
-    for (Index c = 0; c < n; c++) {
-        Pair sum = {0.0, 0.0};
-        double column = 0.0;
-        for (Index i = 0; i < m; i++) {
-            double a = s->A[(size_t)i * (size_t)n + (size_t)c];
-            if (work->conflict[i] == 0.0 || a == 0.0) continue;
+    for (Index i = 0; i < m; i++)
+        for (Index e = 0; work->conflict[i] != 0.0 && e < s->entries[i]; e++) {
+            double a = entry_of(s, i, e);
+            Index c = column_of(s, i, e);
+            if (a == 0.0) continue;
+            Pair sum = {high[c], low[c]};
             sum = pair_add_product(pair_add_product(sum, work->conflict[i], a), work->fine[i], a);
-            column += fabs(work->conflict[i] * a);
+            high[c] = sum.high;
+            low[c] = sum.low;
+            column[c] += fabs(work->conflict[i] * a);
         }
-        /* The pairs lose less than one part in 2^98; a sum of two equal terms of one sign each is exact. */
-        residual += fabs(sum.high + sum.low) + (sum.high == 0.0 && sum.low == 0.0 ? 0.0 : 0x1p-98 * column);
-    }
+    for (Index c = 0; c < n; c++) /* The pairs lose less than one part in 2^98; a sum of two equal terms of one sign each is exact. */
+        residual += fabs(high[c] + low[c]) + (high[c] == 0.0 && low[c] == 0.0 ? 0.0 : 0x1p-98 * column[c]);
     proof.gap = gap.high + gap.low + 0x1p-98 * size;
     proof.radius = proof.gap < 0.0 ? (residual > 0.0 ? -proof.gap / residual : HUGE_VAL) : 0.0;
     return proof;
@@ -143,8 +147,9 @@ FN Index climb(Work *work, const double *g, double *y, double *relax, const int8
         relax_rows(work, *relax);
         restart(work);
         Index k = dual(work, g, y, start, work->t.search, -1.0);
-        if (k >= 0 || (work->cancel && *work->cancel)) return k;
+        if (k >= 0 || work->lost || (work->cancel && *work->cancel)) return k;
         for (Index i = 0; i < s->m; i++) work->seed[i] = work->face.held[i];
+        const int8_t *before = start;
         start = work->seed;
         if (k == CONFLICT) collect_conflict(work);
         else /* no end within the cap: every row as it stands */
@@ -155,6 +160,7 @@ FN Index climb(Work *work, const double *g, double *y, double *relax, const int8
         double noise = 0.0, needed = needed_relaxation(work, largest(g, s->n) + largest(y, s->n), &noise);
         if (needed == HUGE_VAL) return CONFLICT;
         if (k == CONFLICT && needed > *relax + noise) *relax = needed;
+        else if (before) start = NULL; /* the rows that it began with may be to blame */
         else { /* no progress beyond rounding: a little further each time */
             *relax += growth * noise;
             growth *= 4.0;

@@ -29,10 +29,55 @@ typedef int32_t Index;
 enum { NOT_FOUND = -1, CONFLICT = -2 }; /* in place of the number of rows of a face */
 enum { REJECTED = -1 };                 /* in place of a status */
 
+/* Two units in the last place: what one operation and the rounding of its input leave. */
+#define ROUNDING 0x1p-51
+/* Smaller sets are answered faster by the general method. */
+#define DIRECT_FROM 12
+
+/* A step of newton.c is accepted when the slope along it has fallen to this share: it need not be exact but on the last
+   piece, where the full step is. */
+#define LINE_SEARCH 0.1
+#define NEWTON_ROUNDS 100
+/* Numbers in its factors at most: 256 MB, of which only what is used is ever touched. */
+#define MOST_FACTORS 0x2000000
+
+/* What is searched without an orthogonal factorisation: sets that direct.c knows, and other SPARSE rows by newton.c. */
+enum { ANY, BOUNDS, BUDGET, CHAIN, SPARSE };
+typedef struct {
+    int shape;          /* what the matrix may be */
+    int family;         /* what the sample is */
+    int falling;        /* CHAIN: the outputs fall */
+    Index row;          /* BUDGET: the row that is no bound of one output */
+    Index *link;        /* (n,) CHAIN: the row that ties output j to j + 1, or -1 */
+    double *a;          /* (n,) BUDGET: that row; CHAIN: the entry of y_{j+1} in link j */
+    double *low, *high; /* (n,) the bounds of every output */
+    int8_t *side;       /* (n,) the bound that fixes an output */
+    double *sums;       /* (3, n) scratch */
+    Index *first, *from, *until; /* (n,) CHAIN: where blocks begin, where bounds come from */
+} Direct;
+
+/* The rows of a sparse matrix that are no bounds, for newton.c. */
+typedef struct {
+    int ordered;            /* the matrix has been read */
+    Index *column, *row;    /* (n + 1,), (entries,) where each column begins; the rows of its entries */
+    double *entry;          /* (entries,) */
+    Index *order, count;    /* (m,) these rows, neighbours together */
+    Index *list, *place, k; /* (m,) the rows of the factors; where each row is among them, or -1 */
+    Index *reach;           /* (m,) the first column of each line of L */
+    int64_t *line, room;    /* (m,) where each line of L would begin; how many numbers there are */
+    double *L;              /* (room,) */
+    double *u, *trial, *step, *along, *slope, *right; /* (m,) multipliers */
+    double *x, *y;          /* (n,) */
+    int8_t *moving;         /* (m,) */
+    int8_t *face;           /* (m,) the rows held whose factors these are */
+    int faced;              /* they are */
+} Newton;
+
 /* The rows of one sample, each times a power of two so that 1 <= |a|_1 < 2. */
 typedef struct {
     Index m, n;
-    double *A;         /* (m, n) */
+    double *A;         /* (m, n), or only the entries of a sparse matrix */
+    const Index *start, *places; /* of a sparse matrix: where each row begins in A, (m + 1,); their columns. Else NULL */
     Index *exponent;   /* (m,) the power of two */
     double *factor;    /* (m,) the same as a number; 0 where it is out of range */
     double *squared;   /* (m,) |a|_2^2 */
@@ -43,6 +88,9 @@ typedef struct {
     int8_t *equal;     /* (m,) both bounds are the same */
     Index shift;       /* f, g and the bounds are times 2^shift: 0 but for the largest and smallest numbers */
     int boxed;         /* all rows are plain */
+    Direct direct;
+    Newton *newton;    /* of a sparse matrix */
+    const CaffnetTolerances *t;
     int narrow;        /* a scaled entry or bound has lost bits: the smallest numbers beside the largest */
 } Rows;
 
@@ -99,6 +147,8 @@ typedef struct {
     int8_t *stood;             /* (m,) the rows of the ordinary answer */
     int8_t *before;            /* (m,) the equalities whose factors are in the face */
     int ready;                 /* they are */
+    int lost;                  /* a search on sparse rows has not ended */
+    Newton newton;
     CaffnetTolerances t;
     double norm;
     int single;
@@ -121,6 +171,12 @@ typedef struct {
     CaffnetBatch batch; /* of this one sample */
     Work work;
 } Metric;
+
+/* The face without rows. */
+FN void clear_face(const Rows *s, Face *face) {
+    for (Index i = 0; i < s->m; i++) face->held[i] = 0;
+    face->k = 0;
+}
 
 FN double larger(double a, double b) { return a > b ? a : b; }
 FN double smaller(double a, double b) { return a < b ? a : b; }

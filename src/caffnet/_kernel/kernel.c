@@ -16,8 +16,10 @@
 
 #include "rows.c"
 #include "exact.c"
-#include "face.c"
 #include "box.c"
+#include "newton.c"
+#include "direct.c"
+#include "face.c"
 #include "dual.c"
 #include "walk.c"
 #include "paper.c"

@@ -6,8 +6,10 @@
 
      rows        scaling and the test that accepts a point
      exact       sums and signs without rounding
-     face        a sub-constraint as an orthogonal factorisation
      box         sets made of bounds only
+     newton      sparse rows, by their multipliers
+     direct      one row or a chain beside the bounds
+     face        a sub-constraint as an orthogonal factorisation
      dual        the sub-constraint of the Euclidean projection
      walk        all sub-constraints, depth first
      paper       the least-squares compromises of dependent rows
@@ -32,8 +34,10 @@
 #define CAFFNET_FUNCTION
 #endif
 
-enum { CAFFNET_INSIDE, CAFFNET_PROJECTED, CAFFNET_WITHIN_TOL, CAFFNET_INFEASIBLE, CAFFNET_INVALID, CAFFNET_RELAXED };
-#define CAFFNET_HAS_NO_ANSWER(status) ((status) == CAFFNET_INFEASIBLE || (status) == CAFFNET_INVALID)
+enum { CAFFNET_INSIDE, CAFFNET_PROJECTED, CAFFNET_WITHIN_TOL, CAFFNET_INFEASIBLE, CAFFNET_INVALID, CAFFNET_RELAXED,
+       CAFFNET_UNDECIDED = 7 /* sparse rows on which the search does not end: for a caller who asks again in full */ };
+#define CAFFNET_HAS_NO_ANSWER(status) \
+    ((status) == CAFFNET_INFEASIBLE || (status) == CAFFNET_INVALID || (status) == CAFFNET_UNDECIDED)
 enum { CAFFNET_FULL, CAFFNET_LITE, CAFFNET_ACTIVE, CAFFNET_PAPER };
 
 /* The numbers of tolerance.py for one number type and one n. */
@@ -54,6 +58,7 @@ typedef struct {
     int64_t f_step, w_step, A_step, lower_step, upper_step, metric_step;
     const void *f, *w, *A, *lower, *upper; /* (B, n), (B, n) or NULL, (B, m, n), (B, m), (B, m) */
     const void *metric;                    /* (B, n, n), or (B, n) if diagonal, or NULL for the Euclidean one */
+    const int32_t *row_start, *columns;    /* a sparse A that all share: (m + 1,), where its rows begin; columns. Or NULL */
     const char *kinds;                     /* (m,) '=' for rows that are equalities by declaration, or NULL */
     const char *soft;                      /* (m,) 's' for rows that give way where the set is empty, or NULL */
     const int8_t *start;                   /* (B, m) rows to begin with, or NULL */
@@ -86,6 +91,9 @@ typedef struct {
 
 /* Bytes of workspace for one call at a time. */
 CAFFNET_FUNCTION int64_t caffnet_workspace(int64_t n, int64_t m, int64_t search, int64_t metric);
+
+/* The same for a sparse matrix. */
+CAFFNET_FUNCTION int64_t caffnet_workspace_sparse(int64_t n, int64_t m, const int32_t *row_start);
 
 /* Answers samples first .. last-1; returns how many are INFEASIBLE or INVALID, or -1 if cancelled. */
 CAFFNET_FUNCTION int64_t caffnet_solve(const CaffnetBatch *batch, int64_t first, int64_t last, void *memory);

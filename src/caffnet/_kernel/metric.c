@@ -112,7 +112,7 @@ FN int whiten(const CaffnetBatch *batch, int64_t b, Metric *metric, const Caffne
         if (asked) solve_lower(metric, a, n);
     }
     metric->work.ready = 0;
-    return metric->ready = scale_matrix(&metric->batch, 0, &metric->work.rows);
+    return metric->ready = read_matrix(&metric->batch, 0, &metric->work.rows);
 }
 
 /* Move work->y onto the rows `held`, nearest in M: residuals of the user's rows in pairs, the step in white. */
@@ -161,7 +161,10 @@ FN void return_from_white(Work *work, Metric *metric) {
 FN int settle_in_metric(Work *work, Metric *metric) {
     int state = judge(work);
     for (int again = 0; again < 6 && state == REJECTED; again++) {
-        if (again == 0) rebuild_face(&metric->work, metric->active);
+        if (again == 0) {
+            metric->work.rows.direct.family = ANY; /* factors are needed */
+            rebuild_face(&metric->work, metric->active);
+        }
         refine_in_metric(work, metric);
         state = judge(work);
     }
@@ -194,6 +197,7 @@ FN int decide_in_metric(const CaffnetBatch *batch, int64_t b, Work *work, Metric
     Rows *s = &work->rows;
     Index n = s->n;
     int loaded = load_sample(batch, b, work);
+    s->direct.family = ANY;
     if (loaded == CAFFNET_INVALID || !whiten(batch, b, metric, &work->t, NULL)) {
         write_nothing(batch, b, CAFFNET_INVALID);
         return CAFFNET_INVALID;
@@ -256,6 +260,7 @@ FN void differentiate_in_metric(const CaffnetBatch *batch, const CaffnetGradient
     }
     double *v = metric->z, *p = work->ordinary, *y = work->y, *apart = work->other, *q = white->other;
     (void)load_sample(&metric->batch, 0, white);
+    white->rows.direct.family = gradient_family(&white->rows);
     for (Index j = 0; j < n; j++) {
         double f = load(batch->f, b * batch->f_step + j, single);
         v[j] = load(to->v, b * to->v_step + j, single);

@@ -22,7 +22,8 @@ from torch import Tensor
 
 from caffnet import tolerance
 from caffnet._kernel import build
-from caffnet._solve.problem import Answer, Options, Problem, is_diagonal
+from caffnet._solve import sparse
+from caffnet._solve.problem import Answer, Options, Problem, Status, is_diagonal
 from caffnet._solve.tracing import remember
 from caffnet.errors import KernelError
 
@@ -31,7 +32,9 @@ SEARCHES = {"full": 0, "lite": 1, "active": 2, "paper": 3}
 _WORTH_A_THREAD = 20_000  # numbers in A for one more thread: what is computed while a thread is woken
 _LONG = 2e8  # multiply-adds: about a second; such a call runs beside the main thread, which Ctrl-C can then stop
 
-_BATCH = struct.Struct("29q11d")
+_UNDECIDED = 7  # the status that kernel.h has for sparse rows on which a search does not end
+_FULL = 2**23  # numbers in A and in one factor for which a sparse problem may be written in full
+_BATCH = struct.Struct("31q11d")
 _GRADIENTS = struct.Struct("12q")
 _SYSTEM = struct.Struct("6q")
 _PROOF = struct.Struct("2d")
@@ -61,6 +64,8 @@ def _library() -> ctypes.CDLL:
     pointer = ctypes.c_void_p
     library.caffnet_workspace.argtypes = [ctypes.c_int64] * 4
     library.caffnet_workspace.restype = ctypes.c_int64
+    library.caffnet_workspace_sparse.argtypes = [ctypes.c_int64, ctypes.c_int64, pointer]
+    library.caffnet_workspace_sparse.restype = ctypes.c_int64
     library.caffnet_solve.argtypes = [ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64, pointer]
     library.caffnet_solve.restype = ctypes.c_int64
     library.caffnet_gradient.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64, pointer]
@@ -83,9 +88,8 @@ def library_path() -> Path:
 _own = threading.local()
 
 
-def _memory(n: int, m: int, search: int, metric: bool) -> int:
+def _memory(size: int) -> int:
     """The address of workspace that belongs to this thread."""
-    size = workspace_size(n, m, search, metric)
     held = getattr(_own, "memory", None)
     if held is None or held.numel() < size:
         held = _own.memory = torch.empty(size, dtype=torch.uint8)
@@ -153,18 +157,20 @@ class Batch:
         cancel: ctypes.c_int32 | None,
         device_texts: tuple[Tensor, Tensor] | None = None,
     ):
-        f, A, lower, upper = lines(p.f, 1), lines(p.A, 2), lines(p.lower, 1), lines(p.upper, 1)
+        f, lower, upper = lines(p.f, 1), lines(p.lower, 1), lines(p.upper, 1)
+        starts, columns, A = sparse.entries(p.A) if sparse.is_sparse(p.A) else (None, None, lines(p.A, 2))
         w = None if p.w is None else lines(p.w, 1)
         metric = None if p.metric is None else lines(p.metric, 2)
         self.samples, self.n = f.shape
-        self.m, self.search = A.shape[-2], SEARCHES[options.search]
+        self.m, self.search = p.A.shape[-2], SEARCHES[options.search]
+        self._starts, self.entries = starts, None if starts is None else A.shape[0]
         texts = (
             (_text(p.row_kinds), _text(p.soft)) if device_texts is None else [(t, t.data_ptr()) for t in device_texts]
         )
         (kinds, kinds_at), (soft, soft_at) = texts
         choice = answer.choice
         self.metric = metric is not None
-        self.kept = (f, w, A, lower, upper, metric, kinds, soft, start, answer, cancel)
+        self.kept = (f, w, A, starts, columns, lower, upper, metric, kinds, soft, start, answer, cancel)
         self.packed = _BATCH.pack(
             self.n,
             self.m,
@@ -177,7 +183,7 @@ class Batch:
             metric is not None and is_diagonal(metric),
             _step(f, 1),
             0 if w is None else _step(w, 1),
-            _step(A, 2),
+            0 if starts is not None else _step(A, 2),
             _step(lower, 1),
             _step(upper, 1),
             0 if metric is None else _step(metric, 2),
@@ -187,6 +193,8 @@ class Batch:
             lower.data_ptr(),
             upper.data_ptr(),
             0 if metric is None else metric.data_ptr(),
+            0 if starts is None else starts.data_ptr(),
+            0 if columns is None else columns.data_ptr(),
             kinds_at,
             soft_at if p.soft else 0,
             0 if start is None else start.data_ptr(),
@@ -199,8 +207,21 @@ class Batch:
             *tolerances(f.dtype, self.n),
         )
 
+    @property
+    def workspace(self) -> int:
+        """Bytes of workspace for one call at a time."""
+        if self._starts is not None:
+            return _library().caffnet_workspace_sparse(self.n, self.m, self._starts.data_ptr())
+        return workspace_size(self.n, self.m, self.search, self.metric)
+
+    @property
+    def size(self) -> int:
+        """Numbers in the matrix that a sample is asked about: a measure of its work."""
+        return self.m * self.n if self.entries is None else self.entries
+
     def memory(self) -> int:
-        return _memory(self.n, self.m, self.search, self.metric)
+        """The address of workspace for the thread that asks."""
+        return _memory(self.workspace)
 
 
 def empty_answer(f: Tensor, m: int, search: str) -> Answer:
@@ -237,8 +258,37 @@ def solve(problem: Problem, options: Options, start: Tensor | None = None) -> tu
     def part(first: int, last: int) -> int:
         return call(batch.packed, first, last, batch.memory())
 
-    counts = _in_parts(part, batch.samples, batch.m * batch.n, cancel)
-    return answer, sum(counts)
+    bad = sum(_in_parts(part, batch.samples, batch.size, cancel))
+    return (answer, _decide_in_full(problem, options, answer)) if bad and batch.entries is not None else (answer, bad)
+
+
+def _decide_in_full(problem: Problem, options: Options, answer: Answer) -> int:
+    """Ask again with all numbers of a sparse A for samples on which its own search does not end; how many are bad.
+
+    These are mostly empty sets, or sets without an inside. Where the matrix is too large for that they are INVALID.
+    """
+    open = (answer.status == _UNDECIDED).nonzero().squeeze(-1)
+    if len(open):
+        dense = _in_full(problem)
+        if dense is None:
+            answer.status[open] = Status.INVALID
+        else:
+            some = [
+                None if t is None else t[open] if t.ndim > core else t for t, core in zip(dense.tensors, (1, 1, *CORES))
+            ]
+            found, _ = solve(dense.replace_tensors(*some), options)  # pyright: ignore[reportArgumentType]
+            for to, part in zip(answer[:3], found[:3], strict=True):
+                to[open] = part  # pyright: ignore[reportOptionalSubscript]
+    return int((answer.status >= Status.INFEASIBLE).sum())
+
+
+def _in_full(problem: Problem) -> Problem | None:
+    """The same problem with all numbers of A, if they and the workspace are a few hundred MB at most."""
+    m, n = problem.A.shape[-2:]
+    if not sparse.is_sparse(problem.A) or n * (m + n) > _FULL:
+        return None
+    f, w, A, lower, upper, metric = problem.tensors
+    return problem.replace_tensors(f, w, A.to_dense(), lower, upper, metric)
 
 
 def gradient(
@@ -249,9 +299,10 @@ def gradient(
     to_f = torch.empty_like(p.f, memory_format=torch.contiguous_format) if wanted[0] else None
     to_w = torch.empty_like(to_f if to_f is not None else p.f) if wanted[1] and p.w is not None else None
     # Sums over rows and samples are kept in double precision.
+    A = sparse.numbers(p.A)
     sums = [
         torch.zeros(t.shape, dtype=torch.float64) if want and t is not None else None
-        for t, want in zip((p.A, p.lower, p.upper, p.metric), wanted[2:], strict=True)
+        for t, want in zip((A, p.lower, p.upper, p.metric), wanted[2:], strict=True)
     ]
     v = lines(v, 1)
     batch = Batch(p, options, answer, None, None)
@@ -262,9 +313,10 @@ def gradient(
         call(batch.packed, to, first, last, batch.memory())
 
     # What all samples add up in one place is not for several threads.
-    summed = any(t is not None and t.ndim == core for t, core in zip(sums, CORES, strict=True))
-    _in_parts(part, batch.samples, 0 if summed else batch.m * batch.n, None)
-    return to_f, to_w, *(None if t is None else t.to(p.f.dtype) for t in sums)
+    summed = any(t is not None and t.ndim <= core for t, core in zip(sums, CORES, strict=True))
+    _in_parts(part, batch.samples, 0 if summed else batch.size, None)
+    to_A, *others = (None if t is None else t.to(p.f.dtype) for t in sums)
+    return to_f, to_w, to_A if to_A is None or A is p.A else sparse.like(p.A, to_A), *others
 
 
 def pack_gradients(v: Tensor, to_f: Tensor | None, to_w: Tensor | None, sums: list[Tensor | None]) -> bytes:
@@ -311,6 +363,7 @@ def solve_system(problem: Problem, answer: Answer, v: Tensor, u: Tensor | None) 
 
 def conflict(problem: Problem, options: Options, sample: int) -> tuple[Tensor, float, float]:
     """Multipliers ``(m,)`` of the rows in conflict in an infeasible sample, the gap and the radius of the proof."""
+    problem = _in_full(problem) or problem
     answer = empty_answer(problem.f, problem.A.shape[-2], options.search)
     batch = Batch(problem, options, answer, None, None)
     multipliers, proof = torch.zeros(batch.m, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
@@ -324,6 +377,8 @@ def conflict(problem: Problem, options: Options, sample: int) -> tuple[Tensor, f
 def _is_long(p: Problem, options: Options) -> bool:
     samples, n = p.f.shape
     m = p.A.shape[-2]
+    if sparse.is_sparse(p.A):
+        return samples * sparse.numbers(p.A).shape[0] * 100.0 > _LONG
     steps = n if options.search == "active" or (p.w is None and options.norm == 2) else 2.0 ** min(m, 3 * n, 40)
     return samples * m * n * steps > _LONG
 

@@ -8,9 +8,31 @@
    The numbers of a sample are brought into a range in which they can be squared, by one more power of two: `shift`. */
 #include "internal.h"
 
+/* The numbers of row i. */
+INLINE double *row_of(const Rows *s, Index i) {
+    return s->A + (s->start ? (size_t)s->start[i] : (size_t)i * (size_t)s->n);
+}
+
+/* Entry e of those of row i that are looked at: its column, and the number. */
+INLINE Index column_of(const Rows *s, Index i, Index e) {
+    if (s->start) return s->places[s->start[i] + e];
+    return s->entries[i] == s->n ? e : s->columns[(size_t)i * (size_t)(s->n / 4) + (size_t)e];
+}
+
+INLINE double entry_of(const Rows *s, Index i, Index e) { return row_of(s, i)[s->start ? e : column_of(s, i, e)]; }
+
+/* +1 or -1: the sign of a row that bounds one output. */
+FN double plain_sign(const Rows *s, Index i) { return row_of(s, i)[s->start ? 0 : s->plain[i]] > 0.0 ? 1.0 : -1.0; }
+
 /* a_i y, where zeros are not looked at. */
 FN double value_of(const Rows *s, Index i, const double *y) {
-    const double *a = s->A + (size_t)i * (size_t)s->n;
+    const double *a = row_of(s, i);
+    if (s->start) {
+        const Index *places = s->places + s->start[i];
+        double total = 0.0;
+        for (Index e = 0; e < s->entries[i]; e++) total += a[e] * y[places[e]];
+        return total;
+    }
     if (s->entries[i] == s->n) return dot(a, y, s->n);
     const Index *columns = s->columns + (size_t)i * (size_t)(s->n / 4);
     double total = 0.0;
@@ -23,10 +45,10 @@ FN double times_power(double x, Index exponent) {
     return exponent > -1000 && exponent < 1000 ? x * power_of_two(exponent) : ldexp(x, exponent);
 }
 
-/* Scale row i of one sample; 0 where it has NaN or infinite entries. */
-FN int scale_row(const void *source, int64_t place, int single, Rows *s, Index i) {
-    Index n = s->n, exponent = 0;
-    double *a = s->A + (size_t)i * (size_t)n;
+/* Scale row i of one sample, which has n numbers; 0 where it has NaN or infinite entries. */
+FN int scale_row(const void *source, int64_t place, int single, Rows *s, Index i, Index n) {
+    Index exponent = 0;
+    double *a = row_of(s, i);
     if (single)
         for (Index j = 0; j < n; j++) a[j] = (double)((const float *)source)[place + j];
     else copy(a, (const double *)source + place, n);
@@ -54,7 +76,7 @@ FN int scale_row(const void *source, int64_t place, int single, Rows *s, Index i
     s->squared[i] = squared;
     s->entries[i] = n;
     s->plain[i] = -1;
-    if (4.0 * size * size <= 1.1 * (double)n * squared) { /* with n / 4 entries, |a|_1^2 <= n / 4 |a|_2^2 */
+    if (!s->start && 4.0 * size * size <= 1.1 * (double)n * squared) { /* with n / 4 entries, |a|_1^2 <= n / 4 |a|_2^2 */
         Index *columns = s->columns + (size_t)i * (size_t)(n / 4), e = 0;
         for (Index j = 0; j < n && e <= n / 4; j++)
             if (a[j] != 0.0) {
@@ -68,7 +90,7 @@ FN int scale_row(const void *source, int64_t place, int single, Rows *s, Index i
         for (Index j = 0; j < n; j++)
             if (a[j] != 0.0) {
                 count++;
-                s->plain[i] = j;
+                s->plain[i] = s->start ? s->places[s->start[i] + j] : j;
             }
         if (count > 1) s->plain[i] = -1;
     }
@@ -79,8 +101,13 @@ FN int scale_row(const void *source, int64_t place, int single, Rows *s, Index i
 FN int scale_matrix(const CaffnetBatch *batch, int64_t b, Rows *s) {
     s->boxed = s->m > 0;
     s->narrow = 0;
-    for (Index i = 0; i < s->m; i++)
-        if (!scale_row(batch->A, b * batch->A_step + (int64_t)i * s->n, (int)batch->single, s, i)) return 0;
+    s->start = batch->row_start;
+    s->places = batch->columns;
+    for (Index i = 0; i < s->m; i++) {
+        int64_t place = s->start ? s->start[i] : b * batch->A_step + (int64_t)i * s->n;
+        Index count = s->start ? s->start[i + 1] - s->start[i] : s->n;
+        if (!scale_row(batch->A, place, (int)batch->single, s, i, count)) return 0;
+    }
     return 1;
 }
 
@@ -214,7 +241,7 @@ FN void clamp(const Rows *s, double *y) {
     for (Index i = 0; i < s->m; i++) {
         Index j = s->plain[i];
         if (j < 0) continue;
-        int up = s->A[(size_t)i * (size_t)s->n + (size_t)j] > 0.0;
+        int up = plain_sign(s, i) > 0.0;
         double low = up ? s->low[i] : -s->high[i], high = up ? s->high[i] : -s->low[i];
         if (low <= high) y[j] = smaller(larger(y[j], low), high);
     }

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from caffnet import tolerance
-from caffnet._solve import run
+from caffnet._solve import run, sparse
 from caffnet._solve.face import dot, factor, pick_rows, product, times_power, unit_exponent
 from caffnet._solve.metric import White
-from caffnet._solve.prepare import is_kind
 from caffnet._solve.problem import Answer, Options, Problem, Status
 from caffnet._solve.tracing import in_forward_mode, in_transform, is_compiling, is_concrete, is_exporting, no_autocast
-from caffnet.constraints import SOFT
+from caffnet.constraints import SOFT, is_kind
+from caffnet.errors import ConstraintError
 
 
 def answer(problem: Problem, options: Options, start: Tensor | None = None) -> Answer:
@@ -67,6 +67,7 @@ class _Solved(torch.autograd.Function):
 def _again(problem: Problem, found: Answer, options: Options, wanted: Sequence[bool], v: Tensor) -> list[Tensor | None]:
     """The gradients of `on_face`, differentiable in their turn where that is asked for."""
     create = torch.is_grad_enabled()
+    _refuse_sparse(problem)
     with torch.enable_grad():
         # Views: two inputs may be one tensor, or depend on each other, and each is asked for its own part only.
         own: list[Any] = [None if t is None else t.view_as(t) for t in problem.tensors]
@@ -76,11 +77,20 @@ def _again(problem: Problem, found: Answer, options: Options, wanted: Sequence[b
     return [next(slopes) if want else None for want in wanted]
 
 
+def _refuse_sparse(problem: Problem) -> None:
+    """Plain operations need whole rows."""
+    if sparse.is_sparse(problem.A):
+        raise ConstraintError(
+            "Sparse rows have first derivatives in reverse mode only: write set.to_dense() for others, if its size permits."
+        )
+
+
 # ------------------------------------------------------------------------------------------------- the closed form
 
 
 def on_face(problem: Problem, found: Answer, options: Options) -> Tensor:
     """The value as ``A_γ⁺ b_γ + (I - A_γ⁺ A_γ)(f + w)`` in plain operations, on the face that was found."""
+    _refuse_sparse(problem)
     with no_autocast(problem.f.device.type):
         if problem.metric is None:
             return _on_face(problem, found, options)

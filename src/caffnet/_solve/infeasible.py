@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from caffnet._kernel import native
+from caffnet._solve import sparse
 from caffnet._solve.problem import Answer, Options, Problem, Status, is_diagonal
 from caffnet.errors import ConstraintError, InfeasibleError
 
@@ -124,7 +125,7 @@ def _invalid(p: Problem) -> ConstraintError:
     equality = torch.tensor([kind == "=" for kind in p.row_kinds], dtype=torch.bool)
     bad: dict[str, Tensor] = {
         "f": ~p.f.isfinite(),
-        "A": ~p.A.isfinite(),
+        "A": ~sparse.numbers(p.A).isfinite(),
         "lower": p.lower.isnan(),
         "upper": p.upper.isnan() | (p.upper.isinf() & equality),
     }
@@ -133,10 +134,17 @@ def _invalid(p: Problem) -> ConstraintError:
     if p.metric is not None:
         bad["metric"] = ~p.metric.isfinite()
     name, mask = next(((name, mask) for name, mask in bad.items() if mask.any()), ("", None))
+    if mask is None and sparse.is_sparse(p.A):
+        return ConstraintError(
+            f"{_rank()}The search on sparse rows did not end for some samples: these sets are empty, or have no inside. "
+            "Relax their bounds, or write set.to_dense() for the method that decides every set, if its size permits."
+        )
     if mask is None:
         return _indefinite(p)
     place = mask.nonzero()[0].tolist()
-    number = getattr(p, name)[tuple(place)].item()
+    number = (sparse.numbers(p.A) if name == "A" else getattr(p, name))[tuple(place)].item()
+    if name == "A" and sparse.is_sparse(p.A):
+        place = sparse.place_of(p.A, place[0])
     return ConstraintError(
         f"{_rank()}{name} must be finite, got {number} {_where(p, name, place)}. "
         'Find out where it comes from, or pass on_infeasible="nan" to mark such samples INVALID and go on.'

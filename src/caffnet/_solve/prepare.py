@@ -7,10 +7,9 @@ import math
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from caffnet._solve.problem import DEFAULT_BUDGET, check_options
-from caffnet._solve.tracing import is_compiling, is_concrete, remember
+from caffnet._solve.tracing import remember
 from caffnet.constraints import BOTH, EQUAL, FREE, LOWER, UPPER, AffineSet, ArrayLike
 from caffnet.errors import BudgetError, ConstraintError
 
@@ -34,26 +33,14 @@ class Prepared:
         """The prepared sets at these places of the batch."""
         return Prepared(self.set[index], self.search)
 
-    def with_bounds(self, lower: Tensor | None = None, upper: Tensor | None = None) -> Prepared:
-        """The same rows with other bounds ``(..., m)``.
-
-        For bounds that depend on the input while `A` does not: ``x -> ready.with_bounds(upper=b(x))``. A bound that is
-        left out stays; an equality takes whichever is given for both. Sides that were infinite when the set was
-        prepared must stay so.
+    def with_bounds(self, lower: ArrayLike | None = None, upper: ArrayLike | None = None) -> Prepared:
+        """The same rows with other bounds ``(..., m)``, as `AffineSet.with_bounds`.
 
         >>> ready = prepare(AffineSet.inequality(torch.ones(1, 2), [1.0]))
         >>> ready.with_bounds(upper=torch.zeros(5, 1)).set
         AffineSet(1 rows in R^2, batch (5,))
         """
-        old, kinds = self.set, self.set.row_kinds
-        low, high = old.check_bounds(old.lower if lower is None else lower, old.upper if upper is None else upper)
-        if EQUAL in kinds and (lower is None) != (upper is None):
-            equal = is_kind(kinds, EQUAL, old.device)
-            low, high = (torch.where(equal, high, low), high) if lower is None else (low, torch.where(equal, low, high))
-        if kinds != BOTH * old.m:
-            _check_kinds(low, high, old)
-        made = AffineSet.from_parts(old.A, low, high, old.labels, kinds, old.metric, old.softness)
-        return Prepared(made, self.search)
+        return Prepared(self.set.with_bounds(lower, upper), self.search)
 
     def with_metric(self, metric: ArrayLike, *, diagonal: bool | None = None) -> Prepared:
         """The same rows in another metric, as `AffineSet.with_metric`."""
@@ -61,31 +48,6 @@ class Prepared:
 
     def __repr__(self) -> str:
         return f"Prepared({self.set}, search={self.search!r})"
-
-
-@remember
-def is_kind(row_kinds: str, kinds: str, device: torch.device) -> Tensor:
-    """Which rows are of one of these kinds, ``(m,)``."""
-    return torch.tensor([kind in kinds for kind in row_kinds], dtype=torch.bool, device=device)
-
-
-def _check_kinds(lower: Tensor, upper: Tensor, old: AffineSet) -> None:
-    """Refuse bounds on sides that the prepared set does not have."""
-    if is_compiling() or not (is_concrete(lower) and is_concrete(upper)) or old.m == 0:
-        return
-    kinds, device = old.row_kinds, old.device
-    with torch.no_grad():
-        wrong = (is_kind(kinds, UPPER + FREE, device) & (lower > -math.inf)).long()
-        wrong = wrong + 2 * (is_kind(kinds, LOWER + FREE, device) & (upper < math.inf)).long()
-        wrong = wrong + 4 * (is_kind(kinds, EQUAL, device) & (lower != upper)).long()
-        if not wrong.any():
-            return
-        place = wrong.reshape(-1, old.m).amax(0)
-    row = int(place.nonzero()[0])
-    what = {1: "a lower bound", 2: "an upper bound", 3: "both bounds", 4: "two different bounds"}[int(place[row])]
-    raise ConstraintError(
-        f"{old.names[row]} was prepared as {kinds[row]!r} and got {what}: prepare a set that has both sides."
-    )
 
 
 def prepare(set: AffineSet, search: str = "auto", *, budget: int | None = None) -> Prepared:
@@ -122,7 +84,7 @@ def choose_search(row_kinds: str, n: int, search: str, budget: int = DEFAULT_BUD
     Raises:
         BudgetError: the search named does not fit into the budget.
     """
-    if search == "active":
+    if search == "active" or (search == "auto" and n * (n + len(row_kinds)) > _CHEAP):
         return "active"
     sizes = subset_sizes(row_kinds, n, search == "lite")
     count = count_subsets(row_kinds, sizes)

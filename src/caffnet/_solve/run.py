@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from caffnet._kernel import gpu, native
-from caffnet._solve import graph
+from caffnet._solve import graph, sparse
 from caffnet._solve.infeasible import report
 from caffnet._solve.problem import Answer, Options, Problem
 from caffnet._solve.tracing import are_concrete, is_compiling, is_exporting_plain, no_autocast
@@ -42,7 +42,8 @@ def solve(problem: Problem, options: Options, start: Tensor | None = None) -> An
 
 
 def _native(problem: Problem, options: Options, start: Tensor | None) -> Answer:
-    if problem.f.is_cuda and gpu.is_available():
+    on_gpu = gpu.is_available() and problem.f.is_cuda and not sparse.is_sparse(problem.A)
+    if on_gpu:
         answer, count = gpu.solve(problem, options, start)
         if options.on_infeasible == "raise" and count.item():  # the one wait for the device
             report(problem.replace_tensors(*_cpu(*problem.tensors)), Answer(*_cpu(*answer)), options)
@@ -69,7 +70,7 @@ def gradient(
     device = problem.f.device
     if problem.f.is_cpu:
         return native.gradient(v, problem, answer, options, wanted)
-    if problem.f.is_cuda and gpu.is_available():
+    if problem.f.is_cuda and gpu.is_available() and not sparse.is_sparse(problem.A):
         return gpu.gradient(v, problem, answer, options, wanted)
     found = native.gradient(v.cpu(), _on_cpu(problem), Answer(*_cpu(*answer)), options, wanted)
     return tuple(None if t is None else t.to(device) for t in found)

@@ -280,7 +280,14 @@ def highs_alone(p: Program, limits: Limits) -> Calls:
 
 #: Who takes part in what.
 CONTESTANTS: dict[str, dict[str, Callable[[Program, Limits], Calls]]] = {
-    "qp": {OURS: ours, "qpth": qpth, "proxsuite": proxsuite, "cvxpylayers": cvxpylayers, "moreau": moreau, "qpax": qpax},
+    "qp": {
+        OURS: ours,
+        "qpth": qpth,
+        "proxsuite": proxsuite,
+        "cvxpylayers": cvxpylayers,
+        "moreau": moreau,
+        "qpax": qpax,
+    },
     "mint": {OURS: ours, "quadprog": quadprog, "clarabel": clarabel, "osqp": osqp},
     "opf": {OURS: ours, "highs-warm": highs_warm, f"{OURS}-alone": ours_alone, "highs-alone": highs_alone},
 }
@@ -332,7 +339,9 @@ def select(wanted: list[str] | None) -> list[str]:
     return [name for name in PROGRAMS if name in chosen]
 
 
-def run(names: list[str], limits: Limits, effort: Effort, tell: Callable[[str], None] = lambda line: None) -> list[Line]:
+def run(
+    names: list[str], limits: Limits, effort: Effort, tell: Callable[[str], None] = lambda line: None
+) -> list[Line]:
     """Measure all contestants on these programs; `tell` hears what is being measured."""
     torch.set_num_threads(limits.threads)
     lines: list[Line] = []

@@ -1,0 +1,373 @@
+"""Sets with a structure: direct methods, sparse rows, fixed rows. All against the general method and plain oracles."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from caffnet import (
+    AffineSet,
+    CAffine,
+    CAffNet,
+    ConstraintError,
+    FeedForward,
+    InfeasibleError,
+    Status,
+    project,
+    project_l1,
+)
+from caffnet._kernel import native
+from caffnet._solve import sparse
+from caffnet._solve.problem import Options, Problem
+
+DOUBLE = torch.float64
+
+
+def normal(stream: torch.Generator, *shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=DOUBLE, generator=stream)
+
+
+def in_general(set: AffineSet) -> AffineSet:
+    """The same set with two rows that demand nothing, which no direct method knows."""
+    rows = torch.linspace(-1, 1, 2 * set.n, dtype=set.dtype).reshape(2, set.n) ** 3
+    return set & AffineSet(rows, -math.inf, math.inf)
+
+
+def in_entries(set: AffineSet, monkeypatch: pytest.MonkeyPatch) -> AffineSet:
+    """The same set with sparse rows, whatever its size."""
+    with monkeypatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        patch.setattr(sparse, "LARGE", 0)
+        A = sparse.store(set.A.to_sparse_csr())
+    return AffineSet.from_parts(A, set.lower, set.upper, set.labels, set.row_kinds)
+
+
+def differences(n: int) -> Tensor:
+    """The rows ``y_{j+1} - y_j``."""
+    eye = torch.eye(n, dtype=DOUBLE)
+    return eye[1:] - eye[:-1]
+
+
+# name -> the set of a batch, from a stream of numbers that may be rounded to make ties.
+def _bounds(draw, batch, n, room=0.0):
+    return AffineSet.box(-draw(batch, n).abs() - room, draw(batch, n).abs() + room)
+
+
+FAMILIES = {
+    "simplex": lambda draw, B, n: (
+        AffineSet.equality(torch.ones(1, n, dtype=DOUBLE), draw(B, 1).abs())
+        & AffineSet.box(torch.zeros(n, dtype=DOUBLE), None)
+    ),
+    "budget": lambda draw, B, n: AffineSet.inequality(_weights(draw, n), 3 * draw(B, 1)) & _bounds(draw, B, n),
+    "exact budget": lambda draw, B, n: AffineSet.equality(_weights(draw, n), 3 * draw(B, 1)) & _bounds(draw, B, n),
+    "band": lambda draw, B, n: AffineSet(_weights(draw, n), (t := 3 * draw(B, 1)) - 0.5, t + 0.5) & _bounds(draw, B, n),
+    "bounds twice": lambda draw, B, n: (
+        AffineSet.inequality(_weights(draw, n), draw(B, 1))
+        & _bounds(draw, B, n)
+        & AffineSet.inequality(-2 * torch.eye(n, dtype=DOUBLE)[:5], draw(B, 5).abs())
+    ),
+    "rising": lambda draw, B, n: AffineSet(differences(n), 0.3 * draw(B, n - 1), None),
+    "falling": lambda draw, B, n: AffineSet(-3 * differences(n), 0.3 * draw(B, n - 1), None),
+    "rising from above": lambda draw, B, n: AffineSet.inequality(-differences(n), 0.3 * draw(B, n - 1)),
+    "rising in a box": lambda draw, B, n: (
+        AffineSet(differences(n), 0.1 * draw(B, n - 1) - 0.1, None) & _bounds(draw, B, n, 1.0)
+    ),
+    "often empty chain": lambda draw, B, n: AffineSet(differences(n), 0.1 * draw(B, n - 1), None) & _bounds(draw, B, n),
+    "parts of a chain": lambda draw, B, n: (
+        AffineSet(differences(n)[::2], draw(B, len(range(0, n - 1, 2))), None) & _bounds(draw, B, n, 1.0)
+    ),
+}
+
+
+def _weights(draw, n):
+    a = draw(1, n)
+    a[0, 0] = 1
+    return a
+
+
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize("options", [{}, {"strict": True}, {"gradient": "tangent"}], ids=["plain", "strict", "tangent"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_direct_methods_answer_as_the_general_one(family: str, options: dict, ties: bool):
+    """The same point, worth and gradients on 13 068 problems; other rows only where a row pulls by nothing."""
+    stream = torch.Generator().manual_seed(len(family) + 100 * ties)
+
+    def draw(*shape: int) -> Tensor:
+        return normal(stream, *shape).round() if ties else normal(stream, *shape)
+
+    for n in (12, 17, 33):
+        set, f, v = FAMILIES[family](draw, 66, n), 2 * draw(66, n), normal(stream, 66, n)
+        general = in_general(set)
+        found, wanted = (project(f, s, search="active", on_infeasible="nearest", **options) for s in (set, general))
+        size = 1 + f.abs().amax(-1)
+        empty = found.status == Status.INFEASIBLE
+        assert torch.equal(empty, wanted.status == Status.INFEASIBLE)
+        assert ((found.value - wanted.value).abs().amax(-1) <= 1e-9 * size).all()
+        assert (found.violation[~empty] <= 1e-13 * size[~empty]).all()
+        if options.get("strict"):
+            strictly = found.status == Status.PROJECTED
+            assert strictly.sum() >= (wanted.status == Status.PROJECTED).sum() - 3
+        same = (found.active == wanted.active[:, : set.m]).all(-1)
+        assert same.float().mean() > (0.4 if ties else 0.95)
+        same &= ~empty | torch.tensor(not ties)  # between rows that tie, the derivative has no one value
+        slopes = []
+        for s in (set, general):
+            parts = [t.clone().requires_grad_() for t in (f, s.A, s.lower, s.upper)]
+            moved = AffineSet.from_parts(*parts[1:], None, s.row_kinds)
+            y = project(parts[0], moved, search="active", on_infeasible="nearest", **options).value
+            slopes.append(torch.autograd.grad((y * v * same.unsqueeze(-1)).sum(), parts))
+        cut = [theirs[tuple(slice(size) for size in mine.shape)] for mine, theirs in zip(*slopes, strict=True)]
+        for mine, theirs in zip(slopes[0], cut, strict=True):
+            assert torch.allclose(mine, theirs, atol=1e-8, rtol=1e-8)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_direct_methods_in_float32_and_sample_by_sample(family: str):
+    """A batch has the bits of its samples; float32 is double precision, rounded once."""
+    stream = torch.Generator().manual_seed(3)
+    set, f = FAMILIES[family](lambda *shape: normal(stream, *shape), 20, 19), 2 * normal(stream, 20, 19)
+    f[3, 2] = math.nan
+    whole = project(f, set, search="active", on_infeasible="nearest")
+    assert whole.status[3] == Status.INVALID and whole.value[3].isnan().all()
+    for i in range(20):
+        one = project(f[i], set[i], search="active", on_infeasible="nearest")
+        assert torch.equal(one.value.nan_to_num(7.0), whole.value[i].nan_to_num(7.0))
+        assert torch.equal(one.active, whole.active[i]) and one.status == whole.status[i]
+    short, again = set.to(torch.float32), f.float()
+    found = project(again, short, search="active", on_infeasible="nearest")
+    exact = project(again.double(), short.to(DOUBLE), search="active", on_infeasible="nearest")
+    known = (found.status < Status.INFEASIBLE) & (exact.status < Status.INFEASIBLE)
+    assert (found.value - exact.value)[known].abs().max() < 1e-5
+    assert found.violation[known].max() < 1e-5
+
+
+# ------------------------------------------------------------------------------------------------ plain oracles
+
+
+def sorted_simplex(f: np.ndarray, total: float = 1.0) -> np.ndarray:
+    """The projection on ``{y >= 0, sum y = total}`` by sorting."""
+    u = np.sort(f)[::-1]
+    c = np.cumsum(u) - total
+    k = np.nonzero(u * np.arange(1, len(f) + 1) > c)[0][-1]
+    return np.maximum(f - c[k] / (k + 1), 0)
+
+
+def pooled(f: np.ndarray) -> np.ndarray:
+    """The nearest rising sequence, by pooling adjacent violators."""
+    blocks: list[list[float]] = []
+    for number in f:
+        blocks.append([number, 1])
+        while len(blocks) > 1 and blocks[-2][0] / blocks[-2][1] > blocks[-1][0] / blocks[-1][1]:
+            total, count = blocks.pop()
+            blocks[-1] = [blocks[-1][0] + total, blocks[-1][1] + count]
+    return np.concatenate([np.full(int(count), total / count) for total, count in blocks])
+
+
+def test_large_sets_equal_plain_methods():
+    """Box with 1e5 outputs, simplex and chain with 1e4: no matrix of their size is made."""
+    stream = torch.Generator().manual_seed(0)
+    f = normal(stream, 2, 100_000)
+    low, high = (
+        -torch.rand(100_000, dtype=DOUBLE, generator=stream),
+        torch.rand(100_000, dtype=DOUBLE, generator=stream),
+    )
+    box = AffineSet.box(low, high)
+    leaf = f.clone().requires_grad_()
+    answer = project(leaf, box)
+    assert torch.equal(answer.value, f.clamp(low, high)) and answer.search == "active"
+    assert torch.equal(answer.active, (f > high).to(torch.int8) - (f < low).to(torch.int8))
+    answer.value.sum().backward()
+    assert torch.equal(leaf.grad, ((f >= low) & (f <= high)).double())
+    n = 10_000
+    simplex = AffineSet.equality(torch.ones(1, n, dtype=DOUBLE), [1.0]) & AffineSet.box(0.0, None, dim=n)
+    assert sparse.is_sparse(simplex.A) and sparse.is_sparse(box.A)
+    y = project(f[:, :n], simplex).value
+    assert np.abs(y[0].numpy() - sorted_simplex(f[0, :n].numpy())).max() < 1e-13
+    columns = torch.stack([torch.arange(n - 1), torch.arange(1, n)], 1).reshape(-1)
+    signs = torch.tensor([-1.0, 1.0], dtype=DOUBLE).repeat(n - 1)
+    chain = AffineSet(sparse.from_entries(torch.arange(0, 2 * n - 1, 2), columns, signs, n), 0.0)
+    y = project(f[:, :n], chain).value
+    assert np.abs(y[1].numpy() - pooled(f[1, :n].numpy())).max() < 1e-13
+    for set in (box, simplex):
+        problem = Problem(f[:, : set.n], None, set.A, set.lower, set.upper, None, set.row_kinds, None, (2,))
+        batch = native.Batch(
+            problem, Options(search="active"), native.empty_answer(problem.f, set.m, "active"), None, None
+        )
+        assert batch.workspace < 1000 * (set.n + set.m)  # bytes: grows with the entries
+
+
+def test_a_hard_budget_ends_by_halving():
+    """Weights over many scales, bounds that all bind: Newton's bracket is not enough, the sorted breakpoints are."""
+    stream = torch.Generator().manual_seed(1)
+    n = 400
+    a = torch.logspace(-8, 8, n, dtype=DOUBLE)[torch.randperm(n, generator=stream)].unsqueeze(0)
+    f = normal(stream, 20, n) * torch.logspace(8, -8, n, dtype=DOUBLE)
+    low, high = -normal(stream, 20, n).abs(), normal(stream, 20, n).abs()
+    middle = ((low + high) / 2 * a).sum(-1, keepdim=True)
+    set = AffineSet.equality(a, middle) & AffineSet.box(low, high)
+    found, wanted = project(f, set, search="active"), project(f, in_general(set), search="active")
+    assert torch.allclose(found.value, wanted.value, atol=1e-7, rtol=1e-7)
+
+
+def test_the_l1_ball():
+    """Inside it f stays; outside, the signs of f and a simplex; gradients for all three."""
+    stream = torch.Generator().manual_seed(2)
+    f = normal(stream, 8, 30)
+    y = project_l1(f, 2.0, 0.5)
+    for mine, one in zip(y, f, strict=True):
+        apart = one.numpy() - 0.5
+        wanted = np.sign(apart) * sorted_simplex(np.abs(apart), 2.0) + 0.5
+        assert np.abs(mine.numpy() - wanted).max() < 1e-13
+    inside = 0.01 * f
+    assert torch.allclose(project_l1(inside, 5.0), inside)
+    radius = torch.tensor([1.0, 2.0], dtype=DOUBLE, requires_grad=True)
+    center = normal(stream, 2, 30).requires_grad_()
+    assert torch.autograd.gradcheck(project_l1, (f[:2].clone().requires_grad_(), radius, center))
+    with pytest.raises(InfeasibleError, match="radius"):
+        project_l1(f, -1.0)
+
+
+# ------------------------------------------------------------------------------------------------ sparse rows
+
+
+def network(stream: torch.Generator, nodes: int, arcs: int) -> Tensor:
+    """The incidence of a connected network."""
+    C = torch.zeros(nodes, arcs, dtype=DOUBLE)
+    for k in range(arcs):
+        ends = (k, (k + 1) % nodes) if k < nodes else torch.randperm(nodes, generator=stream)[:2].tolist()
+        C[ends[0], k], C[ends[1], k] = 1, -1
+    return C
+
+
+def sparse_sets(stream: torch.Generator, batch: int) -> dict[str, AffineSet]:
+    n = 30
+    C, inside = network(stream, 12, n), torch.rand(batch, n, dtype=DOUBLE, generator=stream)
+    G = normal(stream, 40, n) * (torch.rand(40, n, generator=stream) < 0.15)
+    G = G[(G != 0).sum(1) > 1]
+    h = inside @ G.T + torch.rand(batch, len(G), dtype=DOUBLE, generator=stream)
+    near = AffineSet.box(inside - 0.5, inside + 0.5)
+    return {
+        "flow": AffineSet.equality(C, inside @ C.T) & AffineSet.box(0.0, 1.0, dim=n),
+        "rows": AffineSet.inequality(G, h),
+        "rows and box": AffineSet.inequality(G, h) & near,
+        "bands": AffineSet(G, h - 1.5, h) & near,
+        "mixed": AffineSet.equality(G[:5], (inside @ G.T)[:, :5]) & AffineSet.inequality(G[5:], h[:, 5:]) & near,
+        "ramps": AffineSet(differences(n), -0.3, 0.3) & AffineSet.box(-1.0, 1.0, dim=n),
+        "often empty": AffineSet.equality(C[:-1], 2 * (inside @ C.T)[:, :-1]) & AffineSet.box(0.0, 1.0, dim=n),
+    }
+
+
+@pytest.mark.parametrize("options", [{}, {"strict": True}, {"gradient": "tangent"}], ids=["plain", "strict", "tangent"])
+def test_sparse_rows_answer_as_dense_ones(options: dict, monkeypatch: pytest.MonkeyPatch):
+    stream = torch.Generator().manual_seed(4)
+    for name, set in sparse_sets(stream, 30).items():
+        f, v = 2 * normal(stream, 30, set.n), normal(stream, 30, set.n)
+        few = in_entries(set, monkeypatch)
+        found, wanted = (project(f, s, search="active", on_infeasible="nearest", **options) for s in (few, set))
+        assert ((found.value - wanted.value).abs() <= 1e-9).all(), name
+        assert torch.equal(found.status == Status.INFEASIBLE, wanted.status == Status.INFEASIBLE), name
+        assert (found.status[found.status != Status.INFEASIBLE] <= Status.WITHIN_TOL).all(), name
+        same = (found.active == wanted.active).all(-1) & (found.status != Status.INFEASIBLE)
+        slopes = []
+        for s in (few, set):
+            parts = [t.clone().requires_grad_() for t in (f, sparse.numbers(s.A), s.lower, s.upper)]
+            A = sparse.like(s.A, parts[1]) if s is few else parts[1]
+            moved = AffineSet.from_parts(A, *parts[2:], None, s.row_kinds)
+            y = project(parts[0], moved, search="active", on_infeasible="nearest", **options).value
+            slopes.append(torch.autograd.grad((y * v * same.unsqueeze(-1)).sum(), parts))
+        slopes[1] = (slopes[1][0], slopes[1][1][set.A != 0], *slopes[1][2:])
+        for mine, theirs in zip(*slopes, strict=True):
+            assert torch.allclose(mine, theirs, atol=1e-8, rtol=1e-8), name
+
+
+def test_a_large_network(monkeypatch: pytest.MonkeyPatch):
+    """1200 arcs as a user writes them: the optimality conditions hold, and batch and samples have the same bits."""
+    stream = torch.Generator().manual_seed(5)
+    C, arcs = network(stream, 300, 1200), 1200
+    inside = torch.rand(3, arcs, dtype=DOUBLE, generator=stream)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        flow = AffineSet.equality(C.to_sparse_csr(), inside @ C.T) & AffineSet.box(0.0, 1.0, dim=arcs)
+    assert sparse.is_sparse(flow.A) and flow.contains(inside).all()
+    f = inside + 0.5 * normal(stream, 3, arcs)
+    answer = project(f, flow)
+    assert answer.violation.max() < 1e-12
+    for y, g in zip(answer.value, f, strict=True):
+        free = (y > 0) & (y < 1)
+        u = torch.linalg.lstsq(C[:, free].T, (g - y)[free].unsqueeze(-1), driver="gelsd").solution.squeeze(-1)
+        pull = g - y - C.T @ u
+        assert pull[free].abs().max() < 1e-10
+        assert (pull[y == 0] < 1e-10).all() and (pull[y == 1] > -1e-10).all()
+    assert torch.equal(project(f[1], flow[1]).value, answer.value[1])
+
+
+def test_sparse_rows_behave_as_rows(monkeypatch: pytest.MonkeyPatch, tmp_path):
+    """Measuring, copies, files, layers and messages."""
+    stream = torch.Generator().manual_seed(6)
+    dense = sparse_sets(stream, 4)["mixed"]
+    few = in_entries(dense, monkeypatch)
+    y = normal(stream, 4, dense.n)
+    assert torch.allclose(few.violation(y), dense.violation(y)) and torch.equal(few.contains(y), dense.contains(y))
+    joined = few & AffineSet.inequality(torch.ones(1, dense.n, dtype=DOUBLE), [3.0], names=["total"])
+    assert sparse.is_sparse(joined.A) and torch.equal(joined.to_dense().A[:-1], dense.A)
+    for twin in (copy.deepcopy(few), pickle.loads(pickle.dumps(few)), few.to(torch.float32).to(DOUBLE), few[2:]):
+        assert sparse.is_sparse(twin.A) and twin.row_kinds == few.row_kinds
+    assert torch.equal(few.to_dense().A, dense.A)
+    fixed = AffineSet.from_parts(few.A, few.lower[0], few.upper[0], None, few.row_kinds)
+    monkeypatch.setattr(sparse, "LARGE", 0)
+    layer = CAffine(fixed)
+    again = copy.deepcopy(layer)
+    torch.save(layer.state_dict(), tmp_path / "layer.pt")
+    again.load_state_dict(torch.load(tmp_path / "layer.pt"))
+    assert torch.equal(layer(y), again(y)) and torch.equal(layer(y), project(y, fixed).value)
+    assert layer.float()(y.float()).dtype == torch.float32
+    doubled = sparse.like(few.A, 2 * few.A.values())
+    other = CAffine(AffineSet.from_parts(doubled, few.lower[0], few.upper[0], None, few.row_kinds))
+    with pytest.warns(UserWarning, match="another constraint .* row 0, row 1"):
+        other.load_state_dict(again.state_dict())
+    with pytest.raises(ConstraintError, match=r'sparse, and search=\'full\' looks at whole rows: use search="active"'):
+        project(y, few, search="full")
+    with pytest.raises(ConstraintError, match="sparse, and a metric needs whole rows"):
+        project(y, few, metric=torch.ones(dense.n, dtype=DOUBLE))
+    with pytest.raises(ConstraintError, match="first derivatives in reverse mode only"):
+        torch.autograd.functional.hessian(lambda f: project(f, few).value.square().sum(), y)
+    with pytest.raises(ConstraintError, match="shared by all samples"):
+        few & AffineSet.inequality(torch.ones(4, 1, dense.n, dtype=DOUBLE), [3.0])
+    spoiled = few.A.values().clone()
+    spoiled[7] = math.nan
+    with pytest.raises(ConstraintError, match=r"A must be finite, got nan at A\[\d+, \d+\]"):
+        project(y, AffineSet.from_parts(sparse.like(few.A, spoiled), few.lower, few.upper, None, few.row_kinds))
+    with pytest.raises(InfeasibleError, match=r"total .upper bound"):
+        project(y[0], fixed & AffineSet.inequality(torch.ones(1, dense.n, dtype=DOUBLE), [-100.0], names=["total"]))
+
+
+# ------------------------------------------------------------------------------------------------ fixed rows
+
+
+def test_fixed_rows_with_bounds_of_the_input():
+    """One way to write "A fixed, b(x)": lists take the type of the bounds, equalities take either, sides must stay."""
+    rows = AffineSet.equality([[1.0, 1.0, 1.0]], [0.0], names=["demand"]) & AffineSet.box(0.0, 1.0, dim=3)
+
+    def limits(x: Tensor) -> AffineSet:
+        demand = 1 + x[..., :1].abs().clamp(max=1)
+        return rows.with_bounds(upper=torch.cat([demand, demand.expand(*x.shape[:-1], 3)], -1))
+
+    model = CAffNet(FeedForward(2, 3), limits)
+    x = torch.randn(16, 2, generator=torch.Generator().manual_seed(0))
+    y = model(x)
+    assert y.dtype == torch.float32 and limits(x).A is not limits(x).lower
+    assert torch.allclose(y.sum(-1), 1 + x[:, 0].abs().clamp(max=1), atol=1e-5)
+    assert (y >= 0).all()
+    one_sided = AffineSet.inequality([[1.0, 1.0]], [0.0], names=["cap"])
+    with pytest.raises(ConstraintError, match="cap was prepared as '<' and got a lower bound"):
+        one_sided.with_bounds(lower=torch.zeros(1))
+    x = torch.zeros(5, 1, requires_grad=True)
+    project(torch.ones(5, 2), one_sided.with_bounds(upper=x)).value.sum().backward()
+    assert torch.allclose(x.grad, torch.ones(5, 1))
