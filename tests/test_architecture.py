@@ -26,7 +26,7 @@ ORDER = [
     {"_solve.problem"},
     {"_kernel.native", "_solve.prepare"},
     {"_kernel.gpu", "_solve.infeasible", "_solve.face"},
-    {"_solve.metric"},
+    {"_solve.metric", "_solve.slack"},
     {"_solve.graph"},
     {"_solve.run"},
     {"_solve.gradient", "_solve.stationary"},

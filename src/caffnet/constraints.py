@@ -364,7 +364,7 @@ class AffineSet:
                 positive, ``(..., m)`` or one number: the answer minimises
                 $\tfrac12 \|y - f\|^2 + \tfrac12 \sum_i weight_i \, slack_i^2$ over the hard rows, with $slack_i$ the
                 violation of row i. Gradients reach it.
-            when: with ``weight=None``, ``"nearest"`` makes the rows soft only where ``on_infeasible="nearest"`` is asked
+            when: with ``weight=None``, ``"nearest"`` makes the rows soft only if ``on_infeasible="nearest"`` is asked
                 for; else they are hard, and an empty set raises or is NaN.
 
         An answer whose soft rows gave way has the status RELAXED. It is an answer, whatever `on_infeasible` is: that is

@@ -24,9 +24,9 @@ directions in which the active rows allow a small step. So f moves inward until 
 what it would gather across the face changes nothing while the answer lies there, and comes out as a jump when f enters.
 
 **Soft rows.** Rows with a weight have slacks, which are outputs of their own: the same map with more of them
-(`_solve/slack.py`). Rows without a weight are rows like the others while the set has a point. Where it has none, they are
-relaxed by the least level t at which it has one, and the answer is the projection on the rows relaxed by t. Its closed
-form is that of ``(y, t)`` on rows ``(a_i, -side_i)``, so its derivative is the same once more (`_kernel/soft.c`).
+(`_solve/slack.py`). Rows without a weight are rows like the others while the set has a point. Where it has none, they
+are relaxed by the least level t at which it has one, and the answer is the projection on the rows relaxed by t. Its
+closed form is that of ``(y, t)`` on rows ``(a_i, -side_i)``, so its derivative is the same again (`_kernel/soft.c`).
 """
 
 from __future__ import annotations
@@ -322,7 +322,8 @@ def validate(
     if fitting.slacks and (options.norm != 2 or options.search == "paper"):
         raise ConstraintError(
             f"The weight of a soft row prices a squared distance: with norm={options.norm:g} and "
-            f'search={options.search!r} it cannot be combined. Use norm=2 and search="full", or soft rows without a weight.'
+            f"search={options.search!r} it cannot be combined. Use norm=2 and another search, or soft rows without a "
+            "weight."
         )
     if sparse.is_sparse(fitting.A):
         _check_sparse(fitting, options)

@@ -142,9 +142,8 @@ class _Level:
     """By how much the soft rows of RELAXED samples give way, as one more output t that has no say in distances.
 
     A row at its relaxed bound reads ``a_i y - side_i t = b_i``. The rows of the conflict, which depend on each other,
-    leave t no choice, so the closed form of (y, t) is that of y (`_kernel/soft.c`). Where they are independent, t is half
-    of what the bounds of one row miss each other by, or no point is nearer to that row than another: then it is known
-    before.
+    leave t no choice, so the closed form of (y, t) is that of y (`_kernel/soft.c`). Where they are independent, t is
+    known before: half of what the bounds of one row miss each other by, or that of a row that no point is nearer to.
 
     Args:
         giving: which of the rows in the slots give way, ``(B, k)``.

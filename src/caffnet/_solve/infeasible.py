@@ -159,8 +159,8 @@ def _indefinite(p: Problem) -> ConstraintError:
     whose = f"of sample {sample_index(sample, p.batch_shape)}" if least.ndim else "of all samples"
     return ConstraintError(
         f"{_rank()}The metric (the weights of soft rows are part of it) must be positive definite; the smallest "
-        f"eigenvalue of that {whose} is {float(least.reshape(-1)[sample]):.4g}. Add a multiple of the identity, or find "
-        "out why it is singular."
+        f"eigenvalue of that {whose} is {float(least.reshape(-1)[sample]):.4g}. Add a multiple of the identity, or "
+        "find out why it is singular."
     )
 
 

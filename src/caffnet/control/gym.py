@@ -104,8 +104,8 @@ class SafeActions(gymnasium.Wrapper[np.ndarray, np.ndarray, np.ndarray, np.ndarr
     ``info["action"]`` holds the action taken, in the number type of the action space and rounded inwards: it satisfies
     every inequality after rounding too, unless the set has no room for that. ``info["filtered"]`` tells whether it
     differs from the agent's, and ``info["status"]`` is its `Status`. Where no action within the limits is safe, an
-    `InfeasibleError` is raised, or with ``on_infeasible="nearest"`` the one of least violation within the limits is taken
-    (RELAXED). Soft rows give way as they say; the limits of the space never do.
+    `InfeasibleError` is raised, or with ``on_infeasible="nearest"`` the one of least violation within the limits is
+    taken (RELAXED). Soft rows give way as they say; the limits of the space never do.
     """
 
     def __new__(cls, env: Any, *args: Any, **options: Any):

@@ -223,7 +223,7 @@ def _data_header(policy: _Policy) -> str:
             f"#define POLICY_SEARCH {code} /* {search} */",
             f"#define POLICY_NORM {'HUGE_VAL' if options.norm == float('inf') else number_text(options.norm)}",
             f"#define POLICY_STRICT {int(options.strict)}",
-            f"#define POLICY_SOFT {_soft_text(policy)} /* 's' for rows that give way where the set is empty, or NULL */",
+            f"#define POLICY_SOFT {_soft_text(policy)} /* 's': gives way where the set is empty */",
             f"#define POLICY_NEAREST {int(options.on_infeasible == 'nearest')}",
             f"#define POLICY_METRIC {numbers} /* the numbers of the metric: n if it is diagonal */",
             f"#define POLICY_NULL_LIMIT {number_text(layer.null_limit or 0.0)} /* 0: w has no limit */",
