@@ -12,7 +12,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from caffnet import AffineSet, CAffine, CAffNet, ConstraintError, FeedForward, InfeasibleError, Status, project, project_l1
+from caffnet import (
+    AffineSet,
+    CAffine,
+    CAffNet,
+    ConstraintError,
+    FeedForward,
+    InfeasibleError,
+    Status,
+    project,
+    project_l1,
+)
 from caffnet._kernel import native
 from caffnet._solve import sparse
 from caffnet._solve.problem import Options, Problem
@@ -57,9 +67,7 @@ FAMILIES = {
     ),
     "budget": lambda draw, B, n: AffineSet.inequality(_weights(draw, n), 3 * draw(B, 1)) & _bounds(draw, B, n),
     "exact budget": lambda draw, B, n: AffineSet.equality(_weights(draw, n), 3 * draw(B, 1)) & _bounds(draw, B, n),
-    "band": lambda draw, B, n: (
-        AffineSet(_weights(draw, n), (t := 3 * draw(B, 1)) - 0.5, t + 0.5) & _bounds(draw, B, n)
-    ),
+    "band": lambda draw, B, n: AffineSet(_weights(draw, n), (t := 3 * draw(B, 1)) - 0.5, t + 0.5) & _bounds(draw, B, n),
     "bounds twice": lambda draw, B, n: (
         AffineSet.inequality(_weights(draw, n), draw(B, 1))
         & _bounds(draw, B, n)
@@ -71,9 +79,7 @@ FAMILIES = {
     "rising in a box": lambda draw, B, n: (
         AffineSet(differences(n), 0.1 * draw(B, n - 1) - 0.1, None) & _bounds(draw, B, n, 1.0)
     ),
-    "often empty chain": lambda draw, B, n: (
-        AffineSet(differences(n), 0.1 * draw(B, n - 1), None) & _bounds(draw, B, n)
-    ),
+    "often empty chain": lambda draw, B, n: AffineSet(differences(n), 0.1 * draw(B, n - 1), None) & _bounds(draw, B, n),
     "parts of a chain": lambda draw, B, n: (
         AffineSet(differences(n)[::2], draw(B, len(range(0, n - 1, 2))), None) & _bounds(draw, B, n, 1.0)
     ),
@@ -168,7 +174,10 @@ def test_large_sets_equal_plain_methods():
     """Box with 1e5 outputs, simplex and chain with 1e4: no matrix of their size is made."""
     stream = torch.Generator().manual_seed(0)
     f = normal(stream, 2, 100_000)
-    low, high = -torch.rand(100_000, dtype=DOUBLE, generator=stream), torch.rand(100_000, dtype=DOUBLE, generator=stream)
+    low, high = (
+        -torch.rand(100_000, dtype=DOUBLE, generator=stream),
+        torch.rand(100_000, dtype=DOUBLE, generator=stream),
+    )
     box = AffineSet.box(low, high)
     leaf = f.clone().requires_grad_()
     answer = project(leaf, box)
@@ -188,7 +197,9 @@ def test_large_sets_equal_plain_methods():
     assert np.abs(y[1].numpy() - pooled(f[1, :n].numpy())).max() < 1e-13
     for set in (box, simplex):
         problem = Problem(f[:, : set.n], None, set.A, set.lower, set.upper, None, set.row_kinds, None, (2,))
-        batch = native.Batch(problem, Options(search="active"), native.empty_answer(problem.f, set.m, "active"), None, None)
+        batch = native.Batch(
+            problem, Options(search="active"), native.empty_answer(problem.f, set.m, "active"), None, None
+        )
         assert batch.workspace < 1000 * (set.n + set.m)  # bytes: grows with the entries
 
 

@@ -253,7 +253,7 @@ class AffineSet:
         batch = joint_shape(first.A.shape[:-2], second.A.shape[:-2])
         if batch and (sparse.is_sparse(first.A) or sparse.is_sparse(second.A)):
             raise ConstraintError(
-                f"Sparse rows are shared by all samples, got rows with the batch axes {tuple(batch)} beside them: write "
+                f"Sparse rows are shared by all samples, got rows with the batch axes {tuple(batch)}: write "
                 "set.to_dense() & other, or give all samples the same A."
             )
         A = sparse.stack(*(s.A.expand(*batch, s.m, s.n) if batch else s.A for s in (first, second)))
@@ -340,8 +340,8 @@ class AffineSet:
         return self._build(A, self._lower, self._upper, self._labels, self._row_kinds, self._weak, self._metric)
 
     def __deepcopy__(self, memo: dict) -> AffineSet:
-        A, lower, upper, metric = (None if t is None else sparse.copy(t) for t in _parts(self))
-        assert A is not None and lower is not None and upper is not None
+        A, lower, upper = (sparse.copy(t) for t in (self._A, self._lower, self._upper))
+        metric = None if self._metric is None else sparse.copy(self._metric)
         return self._build(A, lower, upper, self._labels, self._row_kinds, self._weak, metric)
 
     def pin_memory(self, device: Any = None) -> AffineSet:
@@ -576,10 +576,6 @@ def _check_kinds(lower: Tensor, upper: Tensor, old: AffineSet) -> None:
     raise ConstraintError(
         f"{old.names[row]} was prepared as {kinds[row]!r} and got {what}: prepare a set that has both sides."
     )
-
-
-def _parts(set: AffineSet) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    return set.A, set.lower, set.upper, set.metric
 
 
 def row_names(labels: Labels, m: int) -> tuple[str, ...]:

@@ -358,7 +358,9 @@ def _warn_of_other_rows(module: CAffine, state: dict[str, Any], prefix: str, *_:
         return  # left out on purpose, or torch says so
     pairs = [(state[name], old) for name, old in zip(names, _parts(own), strict=False) if old is not None]
     pairs = [(sparse.store(new), old) for new, old in pairs]
-    if any(new.shape != old.shape or new.layout != old.layout or sparse.numbers(new).isnan().any() for new, old in pairs):
+    if any(
+        new.shape != old.shape or new.layout != old.layout or sparse.numbers(new).isnan().any() for new, old in pairs
+    ):
         return  # an error is to come
     if sparse.is_sparse(own.A):
         pairs[0] = (sparse.row_key(pairs[0][0]), sparse.row_key(own.A))

@@ -36,7 +36,7 @@ from caffnet._solve import gradient as differentiable
 from caffnet._solve import graph, sparse
 from caffnet._solve.prepare import Prepared, choose_search
 from caffnet._solve.problem import Options, Problem, check_options
-from caffnet._solve.tracing import is_exporting, is_compiling, is_exporting_plain, is_jit_tracing, may_branch
+from caffnet._solve.tracing import is_compiling, is_exporting, is_exporting_plain, is_jit_tracing, may_branch
 from caffnet.constraints import AffineSet, ArrayLike, joint_shape
 from caffnet.errors import ConstraintError, DtypeError
 
