@@ -60,8 +60,10 @@ def uniform(at: torch.Generator, *shape: int) -> Tensor:
 def box(n: int) -> Task:
     at = stream()
     low, high = -uniform(at, n), uniform(at, n)
-    l, u = low.numpy(), high.numpy()
-    return Task(f"box, n = {n}", AffineSet.box(low, high), normal(at, 4, n), lambda f: np.clip(f, l, u), "np.clip")
+    below, above = low.numpy(), high.numpy()
+    return Task(
+        f"box, n = {n}", AffineSet.box(low, high), normal(at, 4, n), lambda f: np.clip(f, below, above), "np.clip"
+    )
 
 
 def simplex(n: int) -> Task:
@@ -78,14 +80,14 @@ def simplex(n: int) -> Task:
 def budget(n: int) -> Task:
     at = stream()
     a, low, high = uniform(at, n), -0.1 * uniform(at, n), uniform(at, n)
-    x, l, u = a.numpy(), low.numpy(), high.numpy()
+    x, below, above = a.numpy(), low.numpy(), high.numpy()
 
     def by_halving(f: np.ndarray) -> np.ndarray:
-        near, far = 0.0, float(np.max((f - l) / x))
+        near, far = 0.0, float(np.max((f - below) / x))
         for _ in range(60):
             middle = 0.5 * (near + far)
-            near, far = (middle, far) if x @ np.clip(f - middle * x, l, u) > 1 else (near, middle)
-        return np.clip(f - far * x, l, u)
+            near, far = (middle, far) if x @ np.clip(f - middle * x, below, above) > 1 else (near, middle)
+        return np.clip(f - far * x, below, above)
 
     set = AffineSet.inequality(a.unsqueeze(0), [1.0]) & AffineSet.box(low, high)
     return Task(f"budget + box, n = {n}", set, normal(at, 4, n), by_halving, "60 bisections of numpy")
@@ -122,10 +124,14 @@ def equalities(m: int, n: int) -> Task:
     lift = torch.linalg.pinv(C)
     keep, right = (torch.eye(n, dtype=DOUBLE) - lift @ C).numpy(), (inside @ C.T @ lift.T).numpy()
     set, f = AffineSet.equality(C, inside @ C.T), normal(at, 256, n)
-    whole = right + f.numpy() @ keep
     index = {row.tobytes(): i for i, row in enumerate(f.numpy())}
-    del whole
-    return Task(f"{m} equalities shared by the batch, n = {n}", set, f, lambda g: g @ keep + right[index[g.tobytes()]], "one product")
+    return Task(
+        f"{m} equalities shared by the batch, n = {n}",
+        set,
+        f,
+        lambda g: g @ keep + right[index[g.tobytes()]],
+        "one product",
+    )
 
 
 # ------------------------------------------------------------------------------------------------- contestants
@@ -176,7 +182,11 @@ def daqp(task: Task) -> Callable[[], np.ndarray]:
     if n > 2000:
         raise MemoryError("dense")
     low, high = (np.clip(t, -1e30, 1e30) for t in bounds(task))
-    A, f, sense = csc(task.set).toarray(), task.f.numpy(), np.array([5 * (k == "=") for k in task.set.row_kinds], np.int32)
+    A, f, sense = (
+        csc(task.set).toarray(),
+        task.f.numpy(),
+        np.array([5 * (k == "=") for k in task.set.row_kinds], np.int32),
+    )
 
     def run() -> np.ndarray:
         return np.stack([package.solve(np.eye(n), -f[i], A, high[i], low[i], sense)[0] for i in range(len(f))])
@@ -225,7 +235,11 @@ def moreau(task: Task) -> Callable[[], np.ndarray]:
     up, down = ~equal & np.isfinite(high[0].numpy()), ~equal & np.isfinite(low[0].numpy())
     y, f = cp.Variable(n), cp.Parameter(n)
     rules, given, values = [], [f], []
-    for mask, side, make in ((equal, high, lambda a, b: a == b), (up, high, lambda a, b: a <= b), (down, low, lambda a, b: a >= b)):
+    for mask, side, make in (
+        (equal, high, lambda a, b: a == b),
+        (up, high, lambda a, b: a <= b),
+        (down, low, lambda a, b: a >= b),
+    ):
         if mask.any():
             b = cp.Parameter(int(mask.sum()))
             rules.append(make(A[mask] @ y, b))
@@ -235,7 +249,13 @@ def moreau(task: Task) -> Callable[[], np.ndarray]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         options = {"ipm_settings": {"tol_gap_abs": TOLERANCE, "tol_gap_rel": TOLERANCE, "tol_feas": TOLERANCE}}
-        layer = CvxpyLayer(cp.Problem(cp.Minimize(0.5 * cp.sum_squares(y - f)), rules), given, [y], solver="MOREAU", solver_args=options)
+        layer = CvxpyLayer(
+            cp.Problem(cp.Minimize(0.5 * cp.sum_squares(y - f)), rules),
+            given,
+            [y],
+            solver="MOREAU",
+            solver_args=options,
+        )
     return lambda: layer(task.f, *values)[0].detach().numpy()
 
 
@@ -278,7 +298,9 @@ def main() -> None:
     head = ["task", "ours", "with backward", "direct", *RIVALS]
     lines = [head, ["---"] * len(head), *(measure(task) for task in tasks)]
     sys.stdout.write("\n".join("| " + " | ".join(cells) + " |" for cells in lines) + "\n")
-    sys.stderr.write(f"largest memory of this process: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3:.0f} MB\n")
+    sys.stderr.write(
+        f"largest memory of this process: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3:.0f} MB\n"
+    )
 
 
 if __name__ == "__main__":

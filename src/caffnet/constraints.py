@@ -287,7 +287,7 @@ class AffineSet:
         batch = joint_shape(first.A.shape[:-2], second.A.shape[:-2])
         if batch and (sparse.is_sparse(first.A) or sparse.is_sparse(second.A)):
             raise ConstraintError(
-                f"Sparse rows are shared by all samples, got rows with the batch axes {tuple(batch)} beside them: write "
+                f"Sparse rows are shared by all samples, got rows with the batch axes {tuple(batch)}: write "
                 "set.to_dense() & other, or give all samples the same A."
             )
         A = sparse.stack(*(s.A.expand(*batch, s.m, s.n) if batch else s.A for s in (first, second)))

@@ -274,7 +274,8 @@ def _decide_in_full(problem: Problem, options: Options, answer: Answer) -> int:
             answer.status[open] = Status.INVALID
         else:
             some = [
-                None if t is None else t[open] if t.ndim > core else t for t, core in zip(dense.tensors, (1, 1, *CORES))
+                None if t is None else t[open] if t.ndim > core else t
+                for t, core in zip(dense.tensors, (1, 1, *CORES), strict=True)
             ]
             found, _ = solve(dense.replace_tensors(*some), options)  # pyright: ignore[reportArgumentType]
             for to, part in zip(answer[:3], found[:3], strict=True):

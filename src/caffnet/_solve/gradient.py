@@ -81,7 +81,8 @@ def _refuse_sparse(problem: Problem) -> None:
     """Plain operations need whole rows."""
     if sparse.is_sparse(problem.A):
         raise ConstraintError(
-            "Sparse rows have first derivatives in reverse mode only: write set.to_dense() for others, if its size permits."
+            "Sparse rows have first derivatives in reverse mode only: write set.to_dense() for others, "
+            "if its size permits."
         )
 
 

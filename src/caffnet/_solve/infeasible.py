@@ -136,8 +136,8 @@ def _invalid(p: Problem) -> ConstraintError:
     name, mask = next(((name, mask) for name, mask in bad.items() if mask.any()), ("", None))
     if mask is None and sparse.is_sparse(p.A):
         return ConstraintError(
-            f"{_rank()}The search on sparse rows did not end for some samples: these sets are empty, or have no inside. "
-            "Relax their bounds, or write set.to_dense() for the method that decides every set, if its size permits."
+            f"{_rank()}The search on sparse rows did not end for some samples: their sets are empty or thin. "
+            "Relax the bounds, or write set.to_dense() for the method that decides every set, if its size permits."
         )
     if mask is None:
         return _indefinite(p)
