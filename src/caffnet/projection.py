@@ -68,13 +68,13 @@ class Projection:
     def multipliers(self) -> Tensor:
         """The price λ of every row, ``(..., m)``, in the user's units.
 
-        ``y = f - M⁻¹ Aᵀ λ``, with λ >= 0 at upper bounds, <= 0 at lower ones, of any sign at equalities and 0 at rows that
-        are not active: by how much half the squared distance falls for each unit that a bound moves outward. Where
-        several λ are right, one of them. NaN for samples without an answer. Differentiable; computed when it is first
-        asked for.
+        ``y = f - M⁻¹ Aᵀ λ``, with λ >= 0 at upper bounds, <= 0 at lower ones, of any sign at equalities and 0 at rows
+        that are not active: by how much half the squared distance falls for each unit that a bound moves outward.
+        Where several λ are right, one of them. NaN for samples without an answer. Differentiable; computed when it is
+        first asked for.
 
         Raises:
-            ConstraintError: the answer is not the nearest point to f (w, another norm, ``search="lite"`` or ``"paper"``).
+            ConstraintError: the answer is not the nearest point to f: with w, another norm, lite or paper.
         """
         return shaped(stationary.multipliers(*self._flat()), self.value.shape[:-1])
 
@@ -90,8 +90,8 @@ class Projection:
         if self.goal is None:
             raise ConstraintError(
                 "Only the nearest point to f has multipliers: project without w, with norm=2 and a search other than "
-                '"lite" and "paper". With w, the answer lies on the face that is nearest to f, and f + w pulls it there '
-                "with forces of any sign."
+                '"lite" and "paper". With w, the answer lies on the face that is nearest to f, where f + w pulls with '
+                "forces of any sign."
             )
         batch = self.value.shape[:-1]
         problem = flatten(self.set, self.goal, None, batch)
@@ -102,7 +102,7 @@ class Projection:
         return problem, Answer(value.reshape(lines, -1), status.reshape(lines), active.reshape(lines, -1))
 
     def names_of_binding(self) -> list[tuple[str, ...]]:
-        """The names of the rows that each sample touches, with their side, one tuple per sample in the order of the batch.
+        """The names of the rows that each sample touches, with their side: one tuple per sample.
 
         >>> s = AffineSet.box(0.0, 1.0, dim=2, names=["left", "right"])
         >>> project(torch.tensor([2.0, 0.5]), s).names_of_binding()
@@ -112,7 +112,9 @@ class Projection:
         sides = {1: " (upper bound)", -1: " (lower bound)"}
         return [
             tuple(
-                names[i] + ("" if self.set.row_kinds[i] == equal else sides[side]) for i, side in enumerate(line) if side
+                names[i] + ("" if self.set.row_kinds[i] == equal else sides[side])
+                for i, side in enumerate(line)
+                if side
             )
             for line in self.binding.reshape(-1, self.set.m).tolist()
         ]
@@ -244,7 +246,10 @@ def shaped(t: Tensor, batch: torch.Size) -> Tensor:
 def validate(
     f: Tensor, set: AffineSet | Prepared, w: Tensor | None, options: Options, name: str = "f"
 ) -> tuple[AffineSet, torch.Size]:
-    """Make all checks that need no number; the set in the type of f, called `name`, and the batch axes of the answer."""
+    """Make all checks that need no number; the set in the type of f, and the batch axes of the answer.
+
+    Messages call f by `name`.
+    """
     constraints = set.set if isinstance(set, Prepared) else set
     if not isinstance(constraints, AffineSet):
         raise ConstraintError(

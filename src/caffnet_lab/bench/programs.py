@@ -1,7 +1,7 @@
 """`caffnet programs`: `solve_qp` side by side with other layers and solvers, in one run.
 
-qp-*        strictly convex programs, Q of each sample its own, two inequalities per output, 128 samples; with the gradient of
-            Q and q
+qp-*        strictly convex programs, Q of each sample its own, two inequalities per output, 128 samples; with the
+            gradient of Q and q
 mint-*      non-negative reconciliation of forecasts: one Q for all, bounds at zero
 opf-*       the cheapest dispatch of PGLib's grids for 1000 loads: linear programs, one A and one q for all
 
@@ -113,7 +113,7 @@ def _of_map(call: Callable[[Tensor | None, Tensor], Tensor], p: Program) -> Call
             return call(p.Q, p.q)
 
     def train() -> Any:
-        assert p.Q is not None and p.v is not None
+        assert p.Q is not None
         Q, q = (t.detach().requires_grad_() for t in (p.Q, p.q))
         return torch.autograd.grad(call(Q, q), (Q, q), p.v)
 
@@ -183,7 +183,8 @@ def qpax(p: Program, limits: Limits) -> Calls:
     jax.config.update("jax_enable_x64", True)
     import qpax as package
 
-    assert p.Q is not None and p.v is not None
+    assert p.Q is not None
+    assert p.v is not None
     Q, q, A, b, v = (jax.numpy.asarray(t.numpy()) for t in (p.Q, p.q, p.set.A, p.set.upper, p.v))
     C, d = jax.numpy.zeros((0, q.shape[-1])), jax.numpy.zeros(0)
 
@@ -231,16 +232,16 @@ def clarabel(p: Program, limits: Limits) -> Calls:
 
 
 def osqp(p: Program, limits: Limits) -> Calls:
-    """OSQP, set up once for all q, polished, warm."""
+    """OSQP, set up once for all q, warm; in units in which the diagonal of Q is 1."""
     import osqp as package
     from scipy import sparse
 
     assert p.Q is not None
-    n = p.q.shape[-1]
+    n, size = p.q.shape[-1], p.Q.diagonal().sqrt().numpy()
     solver = package.OSQP()
     solver.setup(
-        sparse.triu(sparse.csc_matrix(p.Q.numpy()), format="csc"),
-        p.q[0].numpy(),
+        sparse.triu(sparse.csc_matrix(p.Q.numpy() / np.outer(size, size)), format="csc"),
+        p.q[0].numpy() / size,
         sparse.eye(n, format="csc"),
         np.zeros(n),
         np.full(n, np.inf),
@@ -248,12 +249,11 @@ def osqp(p: Program, limits: Limits) -> Calls:
         eps_abs=TOLERANCE,
         eps_rel=TOLERANCE,
         max_iter=100_000,
-        polishing=True,
     )
 
     def solve(q: np.ndarray) -> np.ndarray:
-        solver.update(q=q)
-        return np.array(solver.solve().x)
+        solver.update(q=q / size)
+        return np.array(solver.solve().x) / size
 
     return _loop(solve, p)
 
@@ -280,7 +280,14 @@ def highs_alone(p: Program, limits: Limits) -> Calls:
 
 #: Who takes part in what.
 CONTESTANTS: dict[str, dict[str, Callable[[Program, Limits], Calls]]] = {
-    "qp": {OURS: ours, "qpth": qpth, "proxsuite": proxsuite, "cvxpylayers": cvxpylayers, "moreau": moreau, "qpax": qpax},
+    "qp": {
+        OURS: ours,
+        "qpth": qpth,
+        "proxsuite": proxsuite,
+        "cvxpylayers": cvxpylayers,
+        "moreau": moreau,
+        "qpax": qpax,
+    },
     "mint": {OURS: ours, "quadprog": quadprog, "clarabel": clarabel, "osqp": osqp},
     "opf": {OURS: ours, "highs-warm": highs_warm, f"{OURS}-alone": ours_alone, "highs-alone": highs_alone},
 }
@@ -332,7 +339,9 @@ def select(wanted: list[str] | None) -> list[str]:
     return [name for name in PROGRAMS if name in chosen]
 
 
-def run(names: list[str], limits: Limits, effort: Effort, tell: Callable[[str], None] = lambda line: None) -> list[Line]:
+def run(
+    names: list[str], limits: Limits, effort: Effort, tell: Callable[[str], None] = lambda line: None
+) -> list[Line]:
     """Measure all contestants on these programs; `tell` hears what is being measured."""
     torch.set_num_threads(limits.threads)
     lines: list[Line] = []
