@@ -6,7 +6,8 @@ mint-*      non-negative reconciliation of forecasts: one Q for all, bounds at z
 opf-*       the cheapest dispatch of PGLib's grids for 1000 loads: linear programs, one A and one q for all
 
 The clock turns in rounds as in `caffnet bench`. With one thread it is the processor's time, which others who use the
-machine do not change. All get the same float64 data, and are asked for 1e-9 where they can be asked. The distance is that of the objective to ours, relative; ours is measured by its own residuals.
+machine do not change. All get the same float64 data, and are asked for 1e-9 where they can be asked. The distance is
+that of the objective to ours, relative; ours is measured by its own residuals.
 """
 
 # Optional packages, some without types, none installed where the types are checked:
