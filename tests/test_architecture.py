@@ -196,13 +196,15 @@ def test_one_file_asks_torch_what_is_going_on(path: Path):
         assert parts[-1] not in _STATE or parts[0] != "torch", f"{name}: ask caffnet._solve.tracing"
 
 
-def test_there_are_two_autograd_functions_in_one_file():
+def test_every_derivative_has_one_place():
+    """A projection and its tangent; a minimum with its multipliers."""
     found = {}
     for path in FILES:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ClassDef) and any(ast.unparse(base).endswith("Function") for base in node.bases):
                 found[node.name] = name_of(path)
-    assert found == {"_Solved": "_solve.gradient", "_Inward": "_solve.gradient"}
+    of_points = {"_Solved": "_solve.gradient", "_Inward": "_solve.gradient"}
+    assert found == {**of_points, "_Attached": "_solve.stationary"}
 
 
 @pytest.mark.parametrize(
@@ -267,7 +269,7 @@ def test_every_number_that_decides_lives_in_tolerance(path: Path):
 def test_the_public_names():
     expected = """
     AffineSet BudgetError CAffNet CAffine Conflict ConstraintError DtypeError FeedForward InfeasibleError KernelError
-    Prepared Projection Status Transformer prepare project project_l1
+    Prepared Projection Residuals Solution Status Transformer UnboundedError prepare project project_l1 residuals solve_qp
     """
     assert sorted(caffnet.__all__) == sorted(expected.split())
     assert all(getattr(caffnet, name).__doc__ for name in caffnet.__all__)

@@ -781,7 +781,12 @@ def test_the_structs_of_python_and_c_are_the_same(tmp_path: Path):
     told = [int(line) for line in subprocess.check_output([str(tmp_path / "sizes")], text=True).split()]
     sizes, offsets = dict(zip(structs, told[: len(structs)], strict=True)), told[len(structs) :]
     assert offsets == [8 * i for fields in structs.values() for i in range(len(fields))]
-    packed = {"CaffnetBatch": native._BATCH, "CaffnetGradients": native._GRADIENTS, "CaffnetProof": native._PROOF}
+    packed = {
+        "CaffnetBatch": native._BATCH,
+        "CaffnetGradients": native._GRADIENTS,
+        "CaffnetSystem": native._SYSTEM,
+        "CaffnetProof": native._PROOF,
+    }
     assert set(structs) == {*packed, "CaffnetTolerances"}
     for name, form in packed.items():
         letters = "".join(letter for _, letter in structs[name])

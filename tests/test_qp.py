@@ -318,13 +318,13 @@ def test_what_cannot_be_a_program_is_refused():
     marked = solve_qp(torch.stack([-torch.eye(3, dtype=DOUBLE), *Q[1:]]), q, set, on_infeasible="nan")
     assert marked.status[0] == Status.INVALID and marked.value[0].isnan().all()
     assert (marked.status[1:] <= Status.PROJECTED).all()
+    spoiled = q.clone()
+    spoiled[1, 0] = float("nan")
     with pytest.raises(ConstraintError, match=r"q must be finite, got nan at q\[1, 0\]"):
-        spoiled = q.clone()
-        spoiled[1, 0] = float("nan")
         solve_qp(Q, spoiled, set)
     with pytest.raises(ConstraintError, match=r"Q must have shape \(\.\.\., 3, 3\)"):
         solve_qp(torch.eye(2, dtype=DOUBLE), q, set)
-    with pytest.raises(ConstraintError, match="Q is torch.float32"):
+    with pytest.raises(ConstraintError, match=r"Q is torch\.float32"):
         solve_qp(torch.eye(3), q, set)
     with pytest.raises(ConstraintError, match=r"q must have shape \(\.\.\., 3\)"):
         solve_qp(None, q[:, :2], set)

@@ -80,13 +80,13 @@ class Projection:
     def multipliers(self) -> Tensor:
         """The price λ of every row, ``(..., m)``, in the user's units.
 
-        ``y = f - M⁻¹ Aᵀ λ``, with λ >= 0 at upper bounds, <= 0 at lower ones, of any sign at equalities and 0 at rows that
-        are not active: by how much half the squared distance falls for each unit that a bound moves outward. Where
-        several λ are right, one of them. A soft row with a weight has λ = weight · slack. NaN for samples without an answer,
-        and where soft rows without a weight gave way. Differentiable; computed when it is first asked for.
+        ``y = f - M⁻¹ Aᵀ λ``, with λ >= 0 at upper bounds, <= 0 at lower ones, of any sign at equalities and 0 at rows
+        that are not active: by how much half the squared distance falls for each unit that a bound moves outward.
+        Where several λ are right, one of them. A soft row with a weight has λ = weight · slack. NaN for samples without
+        an answer, and where soft rows without a weight gave way. Differentiable; computed when it is first asked for.
 
         Raises:
-            ConstraintError: the answer is not the nearest point to f (w, another norm, ``search="lite"`` or ``"paper"``).
+            ConstraintError: the answer is not the nearest point to f: with w, another norm, lite or paper.
         """
         return shaped(stationary.multipliers(*self._flat()), self.value.shape[:-1])
 
@@ -102,8 +102,8 @@ class Projection:
         if self.goal is None:
             raise ConstraintError(
                 "Only the nearest point to f has multipliers: project without w, with norm=2 and a search other than "
-                '"lite" and "paper". With w, the answer lies on the face that is nearest to f, and f + w pulls it there '
-                "with forces of any sign."
+                '"lite" and "paper". With w, the answer lies on the face that is nearest to f, where f + w pulls with '
+                "forces of any sign."
             )
         batch, set = self.value.shape[:-1], self.set
         if sparse.is_sparse(set.A):
@@ -126,7 +126,7 @@ class Projection:
         return problem, Answer(value, status, active)
 
     def names_of_binding(self) -> list[tuple[str, ...]]:
-        """The names of the rows that each sample touches, with their side, one tuple per sample in the order of the batch.
+        """The names of the rows that each sample touches, with their side: one tuple per sample.
 
         >>> s = AffineSet.box(0.0, 1.0, dim=2, names=["left", "right"])
         >>> project(torch.tensor([2.0, 0.5]), s).names_of_binding()
@@ -288,7 +288,10 @@ def shaped(t: Tensor, batch: torch.Size) -> Tensor:
 def validate(
     f: Tensor, set: AffineSet | Prepared, w: Tensor | None, options: Options, name: str = "f"
 ) -> tuple[AffineSet, torch.Size]:
-    """Make all checks that need no number; the set in the type of f, called `name`, and the batch axes of the answer."""
+    """Make all checks that need no number; the set in the type of f, and the batch axes of the answer.
+
+    Messages call f by `name`.
+    """
     constraints = set.set if isinstance(set, Prepared) else set
     if not isinstance(constraints, AffineSet):
         raise ConstraintError(

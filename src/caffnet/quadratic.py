@@ -25,9 +25,9 @@ class Solution(Projection):
     """The minimum of a quadratic program with its diagnostics: a `Projection`, and these.
 
     Attributes:
-        multipliers: the price λ of every row, ``(..., m)``: by how much the minimum falls for each unit that a bound moves
-            outward. ``Qy + q + Aᵀλ = 0``, λ >= 0 at upper bounds, <= 0 at lower ones, of any sign at equalities, 0 at
-            rows that are not active; NaN where there is no minimum. Differentiable.
+        multipliers: the price λ of every row, ``(..., m)``: by how much the minimum falls for each unit that a bound
+            moves outward. ``Qy + q + Aᵀλ = 0``, λ >= 0 at upper bounds, <= 0 at lower ones, of any sign at equalities,
+            0 at rows that are not active; NaN where there is no minimum. Differentiable.
         Q: ``(..., n, n)``, or ``(..., 1, n)`` if diagonal; None for zero.
         q: ``(..., n)``.
         ray: for UNBOUNDED samples a direction in which the objective falls without end, ``(..., n)``; else zero.
@@ -74,8 +74,8 @@ def solve_qp(
     rounding. Where it has many minima, one of them is returned, and directions along them get no gradient.
 
     Args:
-        Q: positive semidefinite, ``(..., n, n)``, of which the symmetric part counts; a diagonal ``(n,)``; None or 0 for a
-            linear program.
+        Q: positive semidefinite, ``(..., n, n)``, of which the symmetric part counts; or a diagonal, ``(n,)`` or
+            ``(..., 1, n)``; None or 0 for a linear program.
         q: ``(..., n)``, float32 or float64.
         set: the constraints; or write them as other solvers do, with the next six.
         G: rows of inequalities ``G y <= h``, ``(..., p, n)``.
@@ -84,8 +84,8 @@ def solve_qp(
         b: ``(..., e)``.
         lb: lower bounds of y, ``(..., n)`` or a number.
         ub: upper bounds of y.
-        on_infeasible: ``"raise"``, or mark samples without a minimum in `status`: ``"nan"``, or ``"nearest"`` for the point
-            of least violation. The objective of an UNBOUNDED sample is NaN either way.
+        on_infeasible: ``"raise"``, or mark samples without a minimum in `status`: ``"nan"``, or ``"nearest"`` for the
+            point of least violation. UNBOUNDED samples are NaN either way.
         start: rows to begin with, ``(..., m)``, as the `active` of a solution before.
 
     Returns:
@@ -97,14 +97,14 @@ def solve_qp(
         UnboundedError: the objective of some sample falls without end.
 
     >>> s = AffineSet.inequality([[1.0, 1.0]], [1.0]) & AffineSet.box(0.0, None, dim=2)
-    >>> best = solve_qp(torch.eye(2), torch.tensor([-1.0, -2.0]), s)
+    >>> best = solve_qp(torch.eye(2), torch.tensor([-2.0, -2.5]), s)
     >>> best.value, best.multipliers
-    (tensor([0., 1.]), tensor([1., 0., 0.]))
+    (tensor([0.2500, 0.7500]), tensor([1.7500, 0.0000, 0.0000]))
     >>> solve_qp(None, torch.tensor([-1.0, -2.0]), s).objective
     tensor(-2.)
     """
     options = check_options("active", 2, False, on_infeasible)
-    rows = _rows(q, set, dict(G=G, h=h, A=A, b=b, lb=lb, ub=ub))
+    rows = _rows(q, set, {"G": G, "h": h, "A": A, "b": b, "lb": lb, "ub": ub})
     constraints, batch = validate(q, _with_objective(rows, Q, q), None, options, "q")
     problem = flatten(constraints, q, None, batch)
     if not may_branch(*problem.tensors) or in_forward_mode():
@@ -207,8 +207,8 @@ def _complain(problem: Problem, found: proximal.Minimum, options: Options) -> No
             least = float(least[0] if least.ndim == 1 else least[sample, 0])
             raise ConstraintError(
                 f"Q must be positive semidefinite; the smallest eigenvalue of that of sample "
-                f"{sample_index(sample, problem.batch_shape) or '()'} is {least:.4g}. A function that curves downward has "
-                "no minimum that a convex program could find."
+                f"{sample_index(sample, problem.batch_shape) or '()'} is {least:.4g}: there the function curves "
+                "downward, and the problem is not convex."
             )
     endless = (answer.status == Status.UNBOUNDED).nonzero().squeeze(-1)
     if len(endless):

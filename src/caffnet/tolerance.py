@@ -102,10 +102,10 @@ def flat(dtype: torch.dtype, n: int) -> float:
     return 8 * max(n, 1) * torch.finfo(dtype).eps
 
 
-#: How far the steps of the proximal sequence go, in turn, in units of the room around the point. A far one comes near the
-#: end of a linear program, mostly at once, but its rows are told apart with an error of so many units in the last
-#: place; a near one, from there, tells them apart.
-PROXIMAL = tuple(2.0**k for k in (-6, 8, -6, 16, -6, 24))
+#: How far the steps of the proximal sequence go, in turn, in units of the room around the point. A far one comes near
+#: the end of a linear program, but tells its rows apart with an error of so many units in the last place; a near one,
+#: from there, tells them apart.
+PROXIMAL = 2.0**-6, 2.0**8, 2.0**-6, 2.0**16, 2.0**-6, 2.0**24
 
 #: The least and the most of the damping ε of that sequence, as shares of the largest entry of Q: enough to factorise
 #: ``Q + ε I``, whose rounding errors are then below a part in 1e8, and so little that curvature hardly feels it.

@@ -1,14 +1,16 @@
 """The minimum of ``y'Qy/2 + q'y`` on a set where Q may be singular or zero: a linear or convex quadratic program.
 
-Where Q is positive definite the kernel finds and proves the minimum at once. Else a sequence of such problems leads there,
+Where Q is positive definite the kernel finds and proves the minimum at once, and so for most linear programs. Else a
+sequence of such problems leads there,
 
     y <- argmin  x'(Q + ε I)x/2 + (q - ε y)'x   over x in the set,
 
-the proximal-point method. Its every step is a projection; for ``Q = 0`` that of ``y - q/ε``. Each face that it comes by is
-asked for the minimum itself: multipliers λ with ``Qy + q + Aᵀλ = 0`` and the right signs prove one, and the sequence ends,
-exactly, not in a limit. For a linear program it must: the steps end after finitely many (Rockafellar 1976), and one is
-enough once ε is small. What is asked of a proof is in `_is_rounding`. A Q that is definite, but so nearly singular that the
-kernel found no proof, is given to it again as a problem in the distance to y, whose numbers are smaller.
+the proximal-point method. Its every step is a projection; for ``Q = 0`` that of ``y - q/ε``. Each face that it comes by
+is asked for the minimum itself: multipliers λ with ``Qy + q + Aᵀλ = 0`` and the right signs prove one, and the sequence
+ends, exactly, not in a limit. For a linear program it must: the steps end after finitely many (Rockafellar 1976), and
+one is enough once ε is small. What is asked of a proof is in `_is_rounding` and `_holds`. A Q that is definite, but so
+nearly singular that the kernel found no proof, is given to it again as a problem in the distance to y, whose numbers
+are smaller.
 
 **Without a minimum.** The objective falls without end on a set that has a point if and only if a direction d has
 ``Qd = 0``, ``q'd < 0`` and stays inside: ``A d <= 0`` at upper bounds and ``>= 0`` at lower ones. These d are a cone.
@@ -261,7 +263,7 @@ def _balance(p: Problem, y: Tensor, multipliers: Tensor) -> tuple[Tensor, Tensor
 
 
 def _is_rounding(miss: Tensor, size: Tensor) -> Tensor:
-    """Whether all that is missed is rounding of its terms, ``(B,)``: the proof of a minimum, as the kernel asks for it."""
+    """Whether all that is missed is rounding of its terms, ``(B,)``, as the kernel asks of a proof."""
     # A multiplier that should vanish is of the size of the last place of the others.
     least = torch.finfo(miss.dtype).eps * size.amax(-1, keepdim=True) + tolerance.underflow(miss.dtype)
     return (miss.abs() <= tolerance.feasibility(miss.dtype, miss.shape[-1]) * size + least).all(-1)

@@ -47,8 +47,8 @@ def pull(A: Tensor, multipliers: Tensor) -> Tensor:
 def multipliers(problem: Problem, answer: Answer) -> Tensor:
     """Those of the nearest points to f, ``(B, m)``; NaN where there is no answer. Differentiable.
 
-    ``M (f - y) = Aᵀ λ``: the coefficients on the rows of the face, which are independent. Where rounding chose a face whose
-    coefficients have a wrong sign, as between rows that all go through y, the cone of the touching rows has the right
+    ``M (f - y) = Aᵀ λ``: the coefficients on the rows of the face, which are independent. Where rounding chose a face
+    whose coefficients have a wrong sign, as between bounds that cross, the cone of the touching rows has the right
     ones: λ are also the multipliers of the point of ``{a_i x <= 0}`` that is nearest to ``f - y``, which is 0.
     """
     with torch.no_grad():
@@ -79,11 +79,8 @@ def _wrong_side(p: Problem, answer: Answer, found: Tensor) -> Tensor:
 def _on_cone(p: Problem, answer: Answer, apart: Tensor, which: Tensor) -> Tensor:
     """Multipliers from the cone of all rows that the point touches."""
     n = p.f.shape[-1]
-    A, lower, upper, metric = (
-        t if t is None or t.ndim == core else t[which]
-        for t, core in ((p.A, 2), (p.lower, 1), (p.upper, 1), (p.metric, 2))
-    )
-    assert A is not None and lower is not None and upper is not None
+    A, lower, upper = (t if t.ndim == core else t[which] for t, core in ((p.A, 2), (p.lower, 1), (p.upper, 1)))
+    metric = p.metric if p.metric is None or p.metric.ndim == 2 else p.metric[which]
     y, active = answer.value[which], answer.active[which]
     value = y @ A.mT if A.ndim == 2 else product(A, y)
     room = 4 * tolerance.feasibility(y.dtype, n) * (A.abs().sum(-1) * y.abs().amax(-1, keepdim=True) + value.abs())
@@ -128,9 +125,9 @@ class _Attached(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *incoming: Tensor):
-        *data, value, multipliers, status, active = ctx.saved_tensors
+        q, A, lower, upper, Q, value, multipliers, status, active = ctx.saved_tensors
         wanted = ctx.needs_input_grad[:5]
-        problem = Problem(data[0], None, *data[1:], ctx.row_kinds, None, (len(value),))
+        problem = Problem(q, None, A, lower, upper, Q, ctx.row_kinds, None, (len(value),))
         answer = Answer(value, status, active)
         v, u = incoming
         if torch.is_grad_enabled():
@@ -207,10 +204,9 @@ def _again(
 ) -> list[Tensor | None]:
     """The gradients of the closed form in plain operations, to be differentiated in their turn."""
     with torch.enable_grad():
-        tensors = problem.f, problem.A, problem.lower, problem.upper, problem.metric
         # Views: two inputs may be one tensor, and each is asked for its own part only.
-        q, A, lower, upper, Q = (None if t is None else t.view_as(t) for t in tensors)
-        assert q is not None and A is not None and lower is not None and upper is not None
+        q, A, lower, upper = (t.view_as(t) for t in (problem.f, problem.A, problem.lower, problem.upper))
+        Q = None if problem.metric is None else problem.metric.view_as(problem.metric)
         active, n = answer.active, q.shape[-1]
         used, rows = active != 0, A.expand(len(q), *A.shape[-2:])
         held = torch.where(used.unsqueeze(-1), rows, 0.0)
@@ -220,8 +216,7 @@ def _again(
         system = torch.cat([torch.cat([full(Q, q).expand(len(q), n, n), held.mT], -1), torch.cat([held, none], -1)], -2)
         bound = torch.where(active > 0, upper, torch.where(active < 0, lower, 0.0))
         both = torch.linalg.solve(system, torch.cat([-q, torch.where(used, bound, 0.0)], -1))
-        inputs = [t for t, want in zip((q, A, lower, upper, Q), wanted, strict=True) if want]
-        slopes = iter(
-            torch.autograd.grad(both, inputs, torch.cat([v, u], -1), create_graph=True, allow_unused=True)  # pyright: ignore
-        )
+        inputs = [t for t, want in zip((q, A, lower, upper, Q), wanted, strict=True) if want and t is not None]
+        incoming = torch.cat([v, u], -1)
+        slopes = iter(torch.autograd.grad(both, inputs, incoming, create_graph=True, allow_unused=True))
     return [next(slopes) if want else None for want in wanted]

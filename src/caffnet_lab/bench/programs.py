@@ -1,12 +1,13 @@
 """`caffnet programs`: `solve_qp` side by side with other layers and solvers, in one run.
 
-qp-*        strictly convex programs, Q of each sample its own, two inequalities per output, 128 samples; with the gradient of
-            Q and q
+qp-*        strictly convex programs, Q of each sample its own, two inequalities per output, 128 samples; with the
+            gradient of Q and q
 mint-*      non-negative reconciliation of forecasts: one Q for all, bounds at zero
 opf-*       the cheapest dispatch of PGLib's grids for 1000 loads: linear programs, one A and one q for all
 
-The clock turns in rounds as in `caffnet bench`. All get the same float64 data, and are asked for 1e-9 where they can be
-asked. The distance is that of the objective to ours, relative; ours is measured by its own residuals.
+The clock turns in rounds as in `caffnet bench`. With one thread it is the processor's time, which others who use the
+machine do not change. All get the same float64 data, and are asked for 1e-9 where they can be asked. The distance is
+that of the objective to ours, relative; ours is measured by its own residuals.
 """
 
 # Optional packages, some without types, none installed where the types are checked:
@@ -17,6 +18,8 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import math
+import os
+import time
 import types
 import warnings
 from collections.abc import Callable
@@ -113,7 +116,7 @@ def _of_map(call: Callable[[Tensor | None, Tensor], Tensor], p: Program) -> Call
             return call(p.Q, p.q)
 
     def train() -> Any:
-        assert p.Q is not None and p.v is not None
+        assert p.Q is not None
         Q, q = (t.detach().requires_grad_() for t in (p.Q, p.q))
         return torch.autograd.grad(call(Q, q), (Q, q), p.v)
 
@@ -178,12 +181,15 @@ def _cvxpy(p: Program, solver: str | None, options: dict[str, Any]) -> Calls:
 
 def qpax(p: Program, limits: Limits) -> Calls:
     """The interior-point method of qpax, compiled; arrays are converted outside of the clock's reach."""
+    if limits.threads == 1:
+        os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
     import jax
 
     jax.config.update("jax_enable_x64", True)
     import qpax as package
 
-    assert p.Q is not None and p.v is not None
+    assert p.Q is not None
+    assert p.v is not None
     Q, q, A, b, v = (jax.numpy.asarray(t.numpy()) for t in (p.Q, p.q, p.set.A, p.set.upper, p.v))
     C, d = jax.numpy.zeros((0, q.shape[-1])), jax.numpy.zeros(0)
 
@@ -231,16 +237,16 @@ def clarabel(p: Program, limits: Limits) -> Calls:
 
 
 def osqp(p: Program, limits: Limits) -> Calls:
-    """OSQP, set up once for all q, polished, warm."""
+    """OSQP, set up once for all q, warm; in units in which the diagonal of Q is 1."""
     import osqp as package
     from scipy import sparse
 
     assert p.Q is not None
-    n = p.q.shape[-1]
+    n, size = p.q.shape[-1], p.Q.diagonal().sqrt().numpy()
     solver = package.OSQP()
     solver.setup(
-        sparse.triu(sparse.csc_matrix(p.Q.numpy()), format="csc"),
-        p.q[0].numpy(),
+        sparse.triu(sparse.csc_matrix(p.Q.numpy() / np.outer(size, size)), format="csc"),
+        p.q[0].numpy() / size,
         sparse.eye(n, format="csc"),
         np.zeros(n),
         np.full(n, np.inf),
@@ -248,12 +254,11 @@ def osqp(p: Program, limits: Limits) -> Calls:
         eps_abs=TOLERANCE,
         eps_rel=TOLERANCE,
         max_iter=100_000,
-        polishing=True,
     )
 
     def solve(q: np.ndarray) -> np.ndarray:
-        solver.update(q=q)
-        return np.array(solver.solve().x)
+        solver.update(q=q / size)
+        return np.array(solver.solve().x) / size
 
     return _loop(solve, p)
 
@@ -344,6 +349,7 @@ def run(
 ) -> list[Line]:
     """Measure all contestants on these programs; `tell` hears what is being measured."""
     torch.set_num_threads(limits.threads)
+    clock = time.process_time if limits.threads == 1 else time.perf_counter
     lines: list[Line] = []
     for name in names:
         program = PROGRAMS[name]()
@@ -371,7 +377,8 @@ def run(
                 found[who], distance=apart, violation=program.set.violation(y).max().item()
             )
         for place, direction in enumerate(("forward", "train")):
-            timed = race({who: call for who, pair in calls.items() if (call := pair[place]) is not None}, effort)
+            turns = {who: call for who, pair in calls.items() if (call := pair[place]) is not None}
+            timed = race(turns, effort, clock)
             for who, timing in timed.items():
                 found[who] = dataclasses.replace(found[who], **{direction: 1e3 * timing.median})
         lines += found.values()
