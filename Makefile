@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Idle threads that spin slow down everything else on a small machine.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: demo bench test kernel-test arm-test sanitize fuzz vectors lint build docs gallery gpu playground playground-test wheels source-install clean
+.PHONY: demo bench test kernel-test arm-test sanitize fuzz vectors lint build docs gallery gpu playground playground-test wheels release release-check source-install clean
 
 demo: $(VENV)/.demo
 	$(BIN)/caffnet demo
@@ -54,8 +54,8 @@ fuzz:
 	build/kernel/fuzz $(SECONDS) $(SEED)
 
 lint: $(VENV)/.test
-	$(BIN)/ruff check src tests benchmarks docs
-	$(BIN)/ruff format --check src tests benchmarks docs
+	$(BIN)/ruff check src tests benchmarks docs release
+	$(BIN)/ruff format --check src tests benchmarks docs release
 	$(BIN)/pyright
 
 # The wheel, installed into an environment of its own, must answer.
@@ -95,6 +95,12 @@ wheels: $(VENV)/.test
 	set -e; for wheel in $(WHEELS); do CAFFNET_WHEEL=$$wheel $(BIN)/python -m build --wheel --outdir dist .; done
 	$(BIN)/python -m build --sdist --outdir dist .
 	$(BIN)/python -m twine check --strict dist/*
+
+# Everything before a tag, from a clean clone. The last step says what does not agree yet: versions, changelog, dist, tag.
+release: lint test docs kernel-test sanitize wheels source-install release-check
+
+release-check:
+	$(PYTHON) release/check.py
 
 # A machine without a C compiler: pip fetches one for the build.
 source-install:

@@ -113,7 +113,7 @@ def render(path: Path) -> str:
         if cell.code:
             parts.append(f"```py\n{cell.code}\n```")
         if output["printed"]:
-            parts.append(f"```text title=\"prints\"\n{output['printed']}\n```")
+            parts.append(f'```text title="prints"\n{output["printed"]}\n```')
         parts += [f"![{Path(name).stem}](figures/{name})" for name in output["figures"]]
     parts.append(
         f"---\n\nThe script is `docs/gallery/{path.name}`; in full it took {record['seconds']:.0f} s on one core. Its quick "

@@ -48,7 +48,16 @@ def test_the_pages_have_examples():
 
 def test_blocks_that_do_not_run_are_known():
     """An unknown language would be a way around the test above."""
-    assert {language for _, language, _ in ALL} <= {"python", "python no-run", "py", "sh", "c", "text", "json", "bibtex"}
+    assert {language for _, language, _ in ALL} <= {
+        "python",
+        "python no-run",
+        "py",
+        "sh",
+        "c",
+        "text",
+        "json",
+        "bibtex",
+    }
     unrun = [(page, code) for page, language, code in ALL if language == "python no-run"]
     assert [page for page, _ in unrun] == ["docs/guides/deployment.md"]  # to_aot compiles: tests/deploy/test_aot.py
     for page, language, code in ALL:
@@ -81,10 +90,16 @@ def documented(page: str) -> set[str]:
 
 
 def test_the_reference_has_every_public_name():
-    core = {name.split(".")[-1] for name in documented("sets.md") | documented("projection.md") | documented("modules.md")}
+    core = {
+        name.split(".")[-1] for name in documented("sets.md") | documented("projection.md") | documented("modules.md")
+    }
     errors = {name for name in caffnet.__all__ if name.endswith("Error")}
     assert core | errors | {"Conflict"} == set(caffnet.__all__)
-    for page, module in (("control.md", caffnet.control), ("deploy.md", caffnet.deploy), ("methods.md", caffnet.methods)):
+    for page, module in (
+        ("control.md", caffnet.control),
+        ("deploy.md", caffnet.deploy),
+        ("methods.md", caffnet.methods),
+    ):
         prefix = module.__name__.removeprefix("caffnet.") + "."
         names = {name.removeprefix(prefix) for name in documented(page)}
         assert names - {"gym", "sb3"} == set(module.__all__) - {"METHODS"}

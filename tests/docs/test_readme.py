@@ -14,7 +14,9 @@ README = (ROOT / "README.md").read_text()
 def row(task: str, method: str) -> dict[str, str]:
     """A line of the table of a task in docs/yardsticks.md, by column."""
     part = (ROOT / "docs" / "yardsticks.md").read_text().split(f"({task})\n", 1)[1]
-    head, *lines = [[cell.strip(" *") for cell in line.split("|")[1:-1]] for line in part.splitlines() if line[:1] == "|"]
+    head, *lines = [
+        [cell.strip(" *") for cell in line.split("|")[1:-1]] for line in part.splitlines() if line[:1] == "|"
+    ]
     return next(dict(zip(head, cells, strict=True)) for cells in lines if cells[0] == method)
 
 
