@@ -1,10 +1,10 @@
 """Scripts of the gallery as cells: text in comments, code, and what the code printed and drew when it ran.
 
-A script begins with a docstring, which is Markdown, as are the comments at the head of a cell; ``# %%`` begins a cell. Run
-as it is, a script is an ordinary program. ``--quick`` among its arguments asks for its quick form.
+A script begins with a docstring, which is Markdown, as are the comments at the head of a cell; ``# %%`` begins a cell.
+Run as it is, a script is an ordinary program. ``--quick`` among its arguments asks for its quick form.
 
-``python docs/tools/cells.py [NAME ...]`` runs scripts in full and keeps their output: one record ``records/NAME.json`` and
-figures ``figures/NAME-*.png`` beside them. The record has the hash of the script, so that a test can tell when it is old.
+``python docs/tools/cells.py [NAME ...]`` runs scripts in full and keeps their output: one record ``records/NAME.json``
+and figures ``figures/NAME-*.png`` beside them. The record has the hash of the script: a test can tell when it is old.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ def read_cells(path: Path) -> list[Cell]:
     source = path.read_text()
     lines = source.splitlines()
     first = ast.parse(source).body[0]
-    assert isinstance(first, ast.Expr) and first.end_lineno, f"{path.name} must begin with a docstring"
+    if not isinstance(first, ast.Expr) or first.end_lineno is None:
+        raise ValueError(f"{path.name} must begin with a docstring, got {type(first).__name__}.")
     cells = [Cell(ast.literal_eval(first.value).strip(), "", 0)]
     start = first.end_lineno
     marks = [i for i in range(start, len(lines)) if lines[i].startswith("# %%")] + [len(lines)]
@@ -116,8 +117,8 @@ def render(path: Path) -> str:
             parts.append(f'```text title="prints"\n{output["printed"]}\n```')
         parts += [f"![{Path(name).stem}](figures/{name})" for name in output["figures"]]
     parts.append(
-        f"---\n\nThe script is `docs/gallery/{path.name}`; in full it took {record['seconds']:.0f} s on one core. Its quick "
-        f"form runs in the tests: `python docs/gallery/{path.name} --quick`."
+        f"---\n\nThe script is `docs/gallery/{path.name}`; in full it took {record['seconds']:.0f} s on one core. "
+        f"Its quick form runs in the tests: `python docs/gallery/{path.name} --quick`."
     )
     return "\n\n".join(part for part in parts if part) + "\n"
 

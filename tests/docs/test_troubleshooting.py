@@ -21,7 +21,7 @@ ENTRIES = [
 
 
 def says(entry: str, message: Message) -> bool:
-    """Whether the message begins as the entry does. What is filled in at the very beginning (a rank) may be left out."""
+    """Whether the message begins as the entry does. What is filled in at the very beginning may be left out."""
     return message.text.removeprefix("…").strip().startswith(entry.removeprefix("…").strip())
 
 
