@@ -44,9 +44,9 @@ def prove_projection(
 ) -> Vector | None:
     """The projection of f, if these rows (index, side: +1 upper, -1 lower) prove it; else None.
 
-    With the rows W held at their bounds, ``y = f - Wᵀ λ`` and ``W Wᵀ λ = W f - b``. It is the projection if all rows hold
-    at y and each multiplier pulls inwards (Karush, Kuhn, Tucker: sufficient, as the problem is convex). Equalities may
-    pull either way.
+    With the rows W held at their bounds, ``y = f - Wᵀ λ`` and ``W Wᵀ λ = W f - b``. It is the projection if all rows
+    hold at y and each multiplier pulls inwards (Karush, Kuhn, Tucker: sufficient, as the problem is convex). Equalities
+    may pull either way.
     """
     point = [Fraction(value) for value in f]
     held = [[Fraction(value) for value in A[i]] for i, _ in active]

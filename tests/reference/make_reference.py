@@ -1,7 +1,7 @@
 """Writes problems.json: generated problems with exact answers. ``python tests/reference/make_reference.py``.
 
-Every number of a problem is a float32, so that it is the same problem in both number types. DAQP guesses the active rows;
-a proof in rational arithmetic makes the guess an answer, and a sample without one is an error.
+Every number of a problem is a float32, so that it is the same problem in both number types. DAQP guesses the active
+rows; a proof in rational arithmetic makes the guess an answer, and a sample without one is an error.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 import daqp
 import numpy as np
+
 from exact import conflict_gap, prove_projection
 
 HERE = Path(__file__).parent
@@ -220,7 +221,7 @@ def make_problem(name: str, seed: int) -> dict[str, Any]:
 
 
 def make_empty(seed: int) -> dict[str, Any]:
-    """A set that is empty by construction: integers μ with ``Σ μ_i a_i = 0`` and ``Σ μ_i b_i < 0``, among other rows."""
+    """A set that is empty by construction: integers μ with ``Σ μ_i a_i = 0`` and ``Σ μ_i b_i < 0``."""
     random = np.random.default_rng([7, seed])
     n = int(random.integers(1, 6))
     k = int(random.integers(1, n + 1))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from fractions import Fraction
 from pathlib import Path
 
@@ -12,12 +11,9 @@ import pytest
 import torch
 
 from caffnet import AffineSet, InfeasibleError, Status, project, tolerance
-
-FOLDER = Path(__file__).parent / "reference"
-sys.path.insert(0, str(FOLDER))
 from exact import conflict_gap, holds, prove_projection
 
-STORED = json.loads((FOLDER / "problems.json").read_text())
+STORED = json.loads((Path(__file__).parent / "problems.json").read_text())
 PROBLEMS = {problem["name"]: problem for problem in STORED["problems"]}
 EMPTY = {problem["name"]: problem for problem in STORED["empty"]}
 TYPES = [torch.float64, torch.float32]
@@ -179,4 +175,4 @@ def test_the_file_is_what_the_generator_writes():
         family, _, seed = name.rpartition("-")
         assert json.loads(json.dumps(make_reference.make_problem(family, int(seed)))) == PROBLEMS[name]
     assert make_reference.make_empty(4) == EMPTY["empty-4"]
-    assert set(name.rpartition("-")[0] for name in PROBLEMS) == set(make_reference.FAMILIES)
+    assert {name.rpartition("-")[0] for name in PROBLEMS} == set(make_reference.FAMILIES)
