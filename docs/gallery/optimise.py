@@ -110,4 +110,5 @@ figure.tight_layout()
 # - If the cost is convex and quadratic, do not train: one projection in its metric is the optimum.
 # - `gradient="tangent"` matters here: at the optimum many rows are active, and with the exact gradient an answer never
 #   leaves them again.
-# - The full task has 100 outputs: `caffnet run dc3-nonconvex`, in [the yardsticks](../yardsticks.md), with seeds and intervals.
+# - The full task has 100 outputs: `caffnet run dc3-nonconvex`, with seeds and intervals in
+#   [the yardsticks](../yardsticks.md).
