@@ -128,7 +128,8 @@ left.legend()
 right.plot(test[-1, 0], "k--", lw=1, label="truth")
 for name, path in paths.items():
     right.plot(path[-1, 0], label=name)
-right.set(xlabel="cell", title=f"one start after {len(test) - 1} steps")
+top = float(test[-1, 0].max())
+right.set(xlabel="cell", title=f"one start after {len(test) - 1} steps", ylim=(-top, 3 * top))
 right.legend()
 figure.tight_layout()
 

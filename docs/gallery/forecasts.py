@@ -123,12 +123,12 @@ for i, name in enumerate(shown):
 left.axhline(1, color="black", lw=0.8)
 left.set(ylim=(0.8, None), ylabel="error over that of the base forecasts", xticks=range(3), xticklabels=levels)
 left.legend(fontsize=7)
-last, shop = slice(-60, None), 10
+last, shop = slice(-90, None), 3 + int((forecasts["MinT"][new, 3:] < 0).sum(0).argmax())
 right.plot(target[last, shop], "k.", ms=3, label="sales")
 for name in ("MinT", "projected"):
     right.plot(forecasts[name][last, shop], label=name)
 right.axhline(0, color="black", lw=0.8)
-right.set(xlabel="day", ylabel="sales", title="the smallest shop")
+right.set(xlabel="day", ylabel="sales", title="one small shop")
 right.legend(fontsize=8)
 figure.tight_layout()
 

@@ -16,7 +16,7 @@ import matplotlib.pyplot as plt
 import torch
 
 from caffnet import AffineSet, FeedForward, project
-from caffnet.methods import METHODS, fit
+from caffnet.methods import METHODS, Penalty, fit
 
 quick = "--quick" in sys.argv
 torch.manual_seed(0)
@@ -64,7 +64,7 @@ solver_time = (time.perf_counter() - start) / len(test)
 torch.manual_seed(1)
 models = {
     "DC3": METHODS["dc3"](FeedForward(e, n, hidden=128), limits, lr=1e-3),
-    "penalty, then projected": METHODS["soft"](FeedForward(e, n, hidden=128), limits),
+    "penalty, then projected": METHODS["soft"](FeedForward(e, n, hidden=128), limits, penalty=Penalty(10.0, power=2)),
     "through the layer": METHODS["orthogonal"](FeedForward(e, n, hidden=128), limits, gradient="tangent"),
 }
 history, answers, took = {}, {}, {}
