@@ -67,9 +67,9 @@ build: $(VENV)/.test
 	cd build && wheel/bin/python -c "import torch, caffnet, caffnet_lab; \
 	print('wheel', caffnet.__version__, caffnet.project(torch.ones(2), caffnet.AffineSet.box(0.0, 0.5, dim=2)).value.tolist())"
 
-# The site, into build/site: strict, no broken link, nothing fetched. `mkdocs serve` shows it while it is written.
+# The site, into build/site: strict, no broken link, nothing fetched. (--quiet would hide warnings from `strict`.)
 docs: $(VENV)/.docs
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 # Runs the scripts of the gallery in full and keeps what they print and draw; `make gallery GALLERY=repair` for one.
 gallery: $(VENV)/.test
