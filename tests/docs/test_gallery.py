@@ -53,7 +53,9 @@ def test_the_gallery_has_every_script():
     for name in NAMES:
         assert f"({name}.md)" in index and f"gallery/{name}.md" in site
     shown = {path.name for path in (ROOT / "docs" / "gallery" / "figures").glob("*")}
-    kept = {f for name in NAMES for o in cells.read_record(cells.GALLERY / f"{name}.py")["outputs"] for f in o["figures"]}
+    kept = {
+        f for name in NAMES for o in cells.read_record(cells.GALLERY / f"{name}.py")["outputs"] for f in o["figures"]
+    }
     assert shown == kept
 
 
