@@ -110,3 +110,11 @@ def test_links_between_files_lead_somewhere():
     for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md"):
         for target in re.findall(r"\]\(([^)#]+)", (ROOT / name).read_text()):
             assert target.startswith("https://") or (ROOT / target).exists(), f"{name}: {target}"
+
+
+def test_files_that_the_pages_name_exist():
+    pages = [page for page in PAGES if page.parent.name in ("explanation", "guides", "project", "start", "gallery")]
+    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *pages]:
+        for name in re.findall(r"`((?:tests|src|docs|release|results|\.github)/[\w./-]+)`", page.read_text()):
+            written = "VERSION" in name or "NAME" in name  # stands for many
+            assert written or (ROOT / name).exists(), f"{page.name}: {name}"
