@@ -60,8 +60,8 @@ print(f"{100 * broken.float().mean():.0f} % of its plans break the new budget")
 # ## Repair
 #
 # Freeze the planner, train `w` alone. It starts at zero, so the first plan is the projection. Both searches are tried:
-# `full` is the paper's map, in which the candidate nearest to `f` wins, of all faces; `active` has the candidates of two
-# faces only, those of the projections of `f + w` and of `f`.
+# `full` is the paper's map, in which the candidate nearest to `f` wins, of all faces; `active` has the candidates of
+# two faces only, those of the projections of `f + w` and of `f`.
 
 
 def repair(search):
