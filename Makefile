@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Idle threads that spin slow down everything else on a small machine.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: demo bench test kernel-test arm-test sanitize fuzz vectors lint build gpu playground playground-test wheels source-install clean
+.PHONY: demo bench test kernel-test arm-test sanitize fuzz vectors lint build docs gallery gpu playground playground-test wheels release release-check source-install clean
 
 demo: $(VENV)/.demo
 	$(BIN)/caffnet demo
@@ -54,8 +54,8 @@ fuzz:
 	build/kernel/fuzz $(SECONDS) $(SEED)
 
 lint: $(VENV)/.test
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks docs release
+	$(BIN)/ruff format --check src tests benchmarks docs release
 	$(BIN)/pyright
 
 # The wheel, installed into an environment of its own, must answer.
@@ -66,6 +66,14 @@ build: $(VENV)/.test
 	build/wheel/bin/python -m pip install -q -c constraints.txt dist/*.whl
 	cd build && wheel/bin/python -c "import torch, caffnet, caffnet_lab; \
 	print('wheel', caffnet.__version__, caffnet.project(torch.ones(2), caffnet.AffineSet.box(0.0, 0.5, dim=2)).value.tolist())"
+
+# The site, into build/site: strict, no broken link, nothing fetched. (--quiet would hide warnings from `strict`.)
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+
+# Runs the scripts of the gallery in full and keeps what they print and draw; `make gallery GALLERY=repair` for one.
+gallery: $(VENV)/.test
+	OMP_NUM_THREADS=1 $(BIN)/python docs/tools/cells.py $(GALLERY)
 
 # Machine code for GPUs, with registers and spills; needs cuda-bindings and NVRTC of CUDA 12, and no GPU.
 gpu: $(VENV)/.test
@@ -88,6 +96,12 @@ wheels: $(VENV)/.test
 	$(BIN)/python -m build --sdist --outdir dist .
 	$(BIN)/python -m twine check --strict dist/*
 
+# Everything before a tag, from a clean clone. The last step says what does not agree yet: versions, changelog, dist, tag.
+release: lint test docs kernel-test sanitize wheels source-install release-check
+
+release-check:
+	$(PYTHON) release/check.py
+
 # A machine without a C compiler: pip fetches one for the build.
 source-install:
 	rm -rf build/source && $(PYTHON) -m venv build/source
@@ -109,4 +123,8 @@ $(VENV)/.demo: $(VENV)/bin/python pyproject.toml constraints.txt
 
 $(VENV)/.test: $(VENV)/.demo
 	$(BIN)/python -m pip install -q -c constraints.txt -e ".[all]" --group test --group lint
+	touch $@
+
+$(VENV)/.docs: $(VENV)/.demo
+	$(BIN)/python -m pip install -q --group docs
 	touch $@

@@ -1,4 +1,4 @@
-"""The figures of docs/deployment.md: what a step costs in every home, and how large the C is.
+"""The figures of docs/guides/deployment.md: what a step costs in every home, and how large the C is.
 
 Two policies: n = 30 with 105 two-sided rows, as of model-predictive control; and the paper's unicycle (cbf), whose rows
 depend on the state. Run ``python benchmarks/deployment.py``. Everything on one core, one thing after the other; ratios

@@ -1,6 +1,6 @@
 """One set of 2000 problems in every home of the kernel: the same status, and the same bits.
 
-docs/deployment.md has the table. What is not installed is skipped, saying so.
+docs/guides/deployment.md has the table. What is not installed is skipped, saying so.
 """
 
 from __future__ import annotations
