@@ -294,6 +294,9 @@ def test_cbf_learns_from_15_seconds_and_is_tested_on_10(driving):
     assert model.calls == 150
     model = Slow()
     found = driving.evaluate(model)
+    assert model.calls == 100 + 150 + 150  # the last: from fresh starts
+    model.calls = 0
+    assert "fresh" not in driving.evaluate(model, exact=True).metrics
     assert model.calls == 100 + 150
     assert len(found.curves["states"]) == 100 + 1
     assert not found.metrics["arrived"]
@@ -302,6 +305,36 @@ def test_cbf_learns_from_15_seconds_and_is_tested_on_10(driving):
     forward, model.calls = driving.forward_for_timing(model), 0
     forward()
     assert model.calls == 100
+
+
+def test_fresh_starts_are_safe_and_nobody_elses(driving):
+    starts = cbf.fresh_starts()
+    assert starts.shape == (200, 3)
+    assert torch.equal(starts, cbf.fresh_starts())
+    assert (cbf.barrier()(starts) >= 0).all()
+    for seed in SEEDS["cbf"]:
+        assert torch.cdist(DrivingProblem(seed).train, starts).min() > 1e-9
+
+
+def test_fresh_starts_are_judged_as_if_each_drove_alone(driving, monkeypatch):
+    """The nominal controller, which hits obstacles, from six starts: states by an own loop, shares counted from them."""
+    monkeypatch.setattr(cbf, "FRESH_STARTS", 6)
+    model = Slow()
+    found = driving.evaluate(model).metrics["fresh"]
+    hit, arrived, costs = 0, 0, []
+    for start in cbf.fresh_starts():
+        path: list = []
+        cost, penalty, _ = driving._drive(model, start[None], 150, "squared", path)
+        places = torch.cat([start[None], *(step[-1] for step in path)])[:, :2]
+        inside = [((places @ A.T - b) < 0).all(-1).any() for A, b in map(hull_rows, cbf.obstacle_corners())]
+        hit += any(inside)
+        arrived += bool((places.norm(dim=-1) <= 0.1).any())
+        costs.append(float(cost + 100 * penalty))
+    assert 0 < hit < 6
+    assert found["safe"] == pytest.approx(100 * (6 - hit) / 6)
+    assert found["arrived"] == pytest.approx(100 * arrived / 6)
+    assert found["cost"] == pytest.approx(sum(costs) / 6)
+    assert found["violation"] > 0 > found["clearance"]
 
 
 # ---------------------------------------------------------------------------------------------------- measures

@@ -70,6 +70,7 @@ FORECAST: dict[str, Any] = {
     "inequality": VIOLATIONS,
 }
 DRIVEN: dict[str, Any] = {**dict.fromkeys(("cost", "collided", "clearance"), NUMBER), "inequality": VIOLATIONS}
+FRESH = dict.fromkeys(("starts", "safe", "arrived", "cost", "violation", "clearance"), NUMBER)
 #: The metrics of a network on the test set.
 METRICS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(OPTIMISED, OPTIMUM),
@@ -79,7 +80,7 @@ METRICS: dict[str, dict[str, Any]] = {
     "opt": {"objective": NUMBER, "inequality": VIOLATIONS, "equality": VIOLATIONS},
     "cbf": {
         **{"cost": NUMBER, "final_distance": NUMBER, "arrived": FLAG, "collided": FLAG},
-        **{"arrival_time?": NUMBER_OR_NULL, "inequality": VIOLATIONS},
+        **{"arrival_time?": NUMBER_OR_NULL, "inequality": VIOLATIONS, "fresh?": FRESH},
     },
 }
 STRICT: dict[str, Any] = {"exact_inequality?": VIOLATIONS}
