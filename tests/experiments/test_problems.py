@@ -415,12 +415,11 @@ def test_networks_have_the_papers_size(task, method):
     assert next(model.parameters()).dtype == torch.float64
 
 
-@pytest.mark.parametrize("method", ["nn", "hardnet", "caffnet-tf"])
-def test_fair_networks_have_equal_size(method):
+@pytest.mark.parametrize("method", ["nn", "hardnet", "caffnet-ff", "caffnet-tf"])
+def test_our_networks_have_the_size_of_the_papers_caffnet(method):
     problem = SolverProblem(1)
-    size = sum(p.numel() for p in build_model(resolve("opt", method, 1, "fair"), problem).parameters())
-    ours = sum(p.numel() for p in build_model(resolve("opt", "caffnet-ff", 1, "fair"), problem).parameters())
-    assert abs(size / ours - 1) < 0.01
+    size = sum(p.numel() for p in build_model(resolve("opt", method, 1, "ours"), problem).parameters())
+    assert abs(size / COUNTS["opt", "caffnet-ff"] - 1) < 0.01
 
 
 @pytest.mark.parametrize("task", ["pwc", "opt"])
@@ -443,7 +442,7 @@ def test_strict_inequalities_hold_in_exact_arithmetic(task):
 @pytest.mark.parametrize("task", ["pwc", "opt"])
 def test_a_timed_answer_builds_its_constraints(task, monkeypatch):
     """They depend on the input, so every answer needs them; what was remembered would be left out of T_test."""
-    config = resolve(task, "hardnet", 1, "fair")
+    config = resolve(task, "hardnet", 1, "ours")
     problem = build_problem(config)
     forward = problem.forward_for_timing(build_model(config, problem).eval())
     built, build = [], problem.build_set

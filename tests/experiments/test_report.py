@@ -275,7 +275,7 @@ def test_the_whole_report(everything, tmp_path, monkeypatch):
     assert page.count("<img") == sum(name.endswith(".png") for name in names)
     assert "A &amp; B, 1 thread(s) per run" in page
     markdown = (tmp_path / "report" / "report.md").read_text(encoding="utf-8")
-    assert "There are no runs under the protocol “fair” or “ours”." in markdown
+    assert "There are no runs under the protocol “ours”." in markdown
     for link in re.findall(r"\]\((.+?)\)", markdown):
         assert (tmp_path / "report" / link).exists()
 
@@ -409,19 +409,19 @@ def test_claims_compare_on_common_seeds_and_equal_settings():
         {"nn": 0.2, "hardnet": -0.3, "caffnet-tf": 0.1, "caffnet-ff": 0.01},
     )
     records = [make_record("opt", "ipopt", s, value=v) for s, v in OBJECTIVES.items()]
-    records += [make_record("opt", m, s, "fair", OBJECTIVES[s] + gap) for m, gap in gaps.items() for s in (1, 2)]
-    told = verdicts(records, "opt", "fair")[nearest]
+    records += [make_record("opt", m, s, "ours", OBJECTIVES[s] + gap) for m, gap in gaps.items() for s in (1, 2)]
+    told = verdicts(records, "opt", "ours")[nearest]
     assert told == "so far holds: CAffNet-FF 0.0100, CAffNet-TF 0.1000, NN 0.2000, HardNet 0.3000 (seeds 1 2)"
-    records.append(make_record("opt", "caffnet-ff", 12, "fair", OBJECTIVES[12] + 5.0))  # the others do not have it
-    assert verdicts(records, "opt", "fair")[nearest] == told
+    records.append(make_record("opt", "caffnet-ff", 12, "ours", OBJECTIVES[12] + 5.0))  # the others do not have it
+    assert verdicts(records, "opt", "ours")[nearest] == told
     others = [r for r in records if r["config"]["method"] != "nn"]
-    assert verdicts(others, "opt", "fair")[nearest] == "open: no full runs of NN"
-    elsewhere = [*others, make_record("opt", "nn", 5, "fair", 0.0)]
-    assert verdicts(elsewhere, "opt", "fair")[nearest] == "open: no runs with the same seeds"
-    shorter = [*others, make_record("opt", "nn", 1, "fair", 0.0, epochs=900)]
-    assert verdicts(shorter, "opt", "fair")[nearest] == "open: no runs with the same settings"
+    assert verdicts(others, "opt", "ours")[nearest] == "open: no full runs of NN"
+    elsewhere = [*others, make_record("opt", "nn", 5, "ours", 0.0)]
+    assert verdicts(elsewhere, "opt", "ours")[nearest] == "open: no runs with the same seeds"
+    shorter = [*others, make_record("opt", "nn", 1, "ours", 0.0, epochs=900)]
+    assert verdicts(shorter, "opt", "ours")[nearest] == "open: no runs with the same settings"
     unsolved = [r for r in records if r["config"]["method"] != "ipopt"]
-    assert verdicts(unsolved, "opt", "fair")[nearest] == "open: no runs of IPOPT with these seeds"
+    assert verdicts(unsolved, "opt", "ours")[nearest] == "open: no runs of IPOPT with these seeds"
 
 
 def test_claims_take_settings_that_all_methods_have():
@@ -470,26 +470,26 @@ def test_claims_judge_dropout_as_the_paper_did():
 
 def test_claims_about_lite_and_times():
     same = "Lite is as good as the full search."
-    full = [make_record("opt", "caffnet-ff", s, "fair", value) for s, value in OBJECTIVES.items()]
+    full = [make_record("opt", "caffnet-ff", s, "ours", value) for s, value in OBJECTIVES.items()]
     for shift, said in ((4e-6, "holds: -0.3494 and -0.3494"), (1e-3, "does not hold"), (-1e-3, "holds")):
-        lite = [make_record("opt", "caffnet-ff-lite", s, "fair", value + shift) for s, value in OBJECTIVES.items()]
-        assert verdicts(full + lite, "opt", "fair")[same].startswith(said)
+        lite = [make_record("opt", "caffnet-ff-lite", s, "ours", value + shift) for s, value in OBJECTIVES.items()]
+        assert verdicts(full + lite, "opt", "ours")[same].startswith(said)
 
     times = {"caffnet-ff": (20.0, 10.0), "caffnet-ff-lite": (11.0, 5.5), "caffnet-tf": (20.0, 8.0)}
     methods = {name: dict(zip(("train_ms", "test_ms"), pair, strict=True)) for name, pair in times.items()}
     methods["ipopt"] = {"train_ms": None, "test_ms": 4e3}
-    timing = {"task": "opt", "protocol": "fair", "methods": methods}
-    told = verdicts(full, "opt", "fair", [timing])
+    timing = {"task": "opt", "protocol": "ours", "methods": methods}
+    told = verdicts(full, "opt", "ours", [timing])
     assert told["Lite takes about 45 % less time."] == "holds: T_train 45 % less, T_test 45 % less"
     assert told["The CAffNets answer faster than IPOPT."] == "holds: CAffNet-FF 400 times, CAffNet-TF 500 times"
     methods["caffnet-ff-lite"]["test_ms"], methods["ipopt"]["test_ms"] = 9.0, 9.0
-    told = verdicts(full, "opt", "fair", [timing])
+    told = verdicts(full, "opt", "ours", [timing])
     assert told["Lite takes about 45 % less time."] == "does not hold: T_train 45 % less, T_test 10 % less"
     methods["caffnet-ff-lite"]["test_ms"] = 10.1
-    told = verdicts(full, "opt", "fair", [timing])
+    told = verdicts(full, "opt", "ours", [timing])
     assert told["Lite takes about 45 % less time."] == "does not hold: T_train 45 % less, T_test 1 % more"
     assert told["The CAffNets answer faster than IPOPT."].startswith("does not hold")
-    assert verdicts(full, "opt", "fair")["Lite takes about 45 % less time."] == "open: no times, see caffnet time"
+    assert verdicts(full, "opt", "ours")["Lite takes about 45 % less time."] == "open: no times, see caffnet time"
 
 
 def test_the_spread_of_a_ratio_is_told():
@@ -691,7 +691,7 @@ def made_times(tmp_path: Path, name: str = "a", **other) -> None:
     record = make_record("cbf", "nn", 2)
     kept = {part: record[part] for part in ("versions", "machine", "finished")}
     times = {"nn": {"train_ms": 1.0, "test_ms": 1.0}}
-    record = {"name": "cbf-fair", "task": "cbf", "protocol": "fair", "methods": times, **kept, **other}
+    record = {"name": "cbf-ours", "task": "cbf", "protocol": "ours", "methods": times, **kept, **other}
     write_record(tmp_path / "timing" / f"{name}.json", record)
 
 
@@ -699,7 +699,7 @@ def test_a_report_of_times_alone(tmp_path):
     made_times(tmp_path)
     write_report([tmp_path], tmp_path / "out")
     text = (tmp_path / "out" / "report.md").read_text()
-    assert "| cbf fair: NN | 1.0000 |" in text
+    assert "| cbf ours: NN | 1.0000 |" in text
     assert "There are no runs" not in text
     assert "A & B, 1 thread(s) per run" in text
 
