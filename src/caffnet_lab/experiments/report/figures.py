@@ -66,6 +66,12 @@ STYLE: Any = {
 FIGURE_SEED = {"pwc": 6, "cbf": 10}
 LEAST_GAP = 1e-3  # of a loss summed over 1000 samples: what lies below is solved
 DPI = 200
+PENALTIES = "The losses of NN and HardNet have their penalty in them, 100 times the squared violations."
+#: Where a figure is one of the paper's.
+PAPER_FIGURES = {
+    **{("pwc", "functions"): "Figure 4", ("pwc", "loss"): "Figure 5"},
+    **{("cbf", "trajectories"): "Figure 6", ("cbf", "inputs"): "Figure 7"},
+}
 
 Drawing = Callable[[list[Group]], Figure | None]
 
@@ -83,7 +89,7 @@ def figures(groups: list[Group], best: dict[int, float] | None = None) -> dict[s
     part = f", first {FIRST_EPOCHS} epochs" if longest > FIRST_EPOCHS else ""
     part += f" (cut off at {LEAST_GAP:g})" if task == "opt" else ""
     wanted: list[tuple[str, str, Drawing]] = [
-        ("loss", f"{told}{part}: median over seeds and neighbouring epochs, range shaded.", training_loss)
+        ("loss", f"{told}{part}: median over seeds and neighbouring epochs, range shaded. {PENALTIES}", training_loss)
     ]
     if task == "pwc":
         caption = "Learned functions and the feasible region (white). Thin lines: the other seeds."
@@ -117,6 +123,8 @@ def figures(groups: list[Group], best: dict[int, float] | None = None) -> dict[s
             figure = draw(groups)
             if figure is not None:
                 shown = [g for g in groups if name != "loss" or g.method != "post-hoc"]  # whose loss is the NN's
+                numbered = PAPER_FIGURES.get((task, name))
+                caption = f"{numbered} of the paper. {caption}" if numbered else caption
                 drawn[name] = (f"{caption}{_settings(shown)}", figure)
     return drawn
 
