@@ -33,6 +33,8 @@ METHODS = {
 PAPER_METHODS = ("nn", "hardnet", "caffnet-ff", "caffnet-ff-lite", "caffnet-tf", "post-hoc", "repair")
 #: These begin with the weights of the soft network: projected as it is, or frozen while a null-space head is trained.
 FROM_SOFT = ("post-hoc", "repair")
+#: Timed beside the rows of a table: the paper's layer word for word, with all sub-constraints and with those of Lite.
+TIMED_ONLY = {"opt": ("enumeration", "enumeration-lite")}
 #: Every row of every table.
 ALL_METHODS = tuple(dict.fromkeys((*PAPER_METHODS, *(m for rows in METHODS.values() for m in rows))))
 

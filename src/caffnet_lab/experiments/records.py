@@ -18,7 +18,16 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from caffnet_lab.experiments.config import ALL_METHODS, PROTOCOLS, TASKS, UNTRAINED, ConfigError, RunConfig, resolve
+from caffnet_lab.experiments.config import (
+    ALL_METHODS,
+    PROTOCOLS,
+    TASKS,
+    TIMED_ONLY,
+    UNTRAINED,
+    ConfigError,
+    RunConfig,
+    resolve,
+)
 from caffnet_lab.experiments.files import read_limited, write_once
 from caffnet_lab.experiments.shape import (
     COUNT,
@@ -303,9 +312,10 @@ def _read_timing(path: Path) -> dict[str, Any]:
     _check_parts(path, record, TIMING_PARTS)
     _check(path, every_value(record["versions"], TEXT, "versions"))
     methods = record["methods"]
-    if unknown := [name for name in methods if name not in KNOWN["method"]]:
+    known = (*KNOWN["method"], *TIMED_ONLY.get(record["task"], ()))
+    if unknown := [name for name in methods if name not in known]:
         raise RecordError(
-            f"{path} is damaged: methods must be of {', '.join(KNOWN['method'])}, got {shown(unknown[0])}. {ADVICE}"
+            f"{path} is damaged: methods must be of {', '.join(known)}, got {shown(unknown[0])}. {ADVICE}"
         )
     _check_parts(path, record, {"methods": dict.fromkeys(methods, TIMES)})
     for kind in ("train_ms_rounds", "test_ms_rounds"):

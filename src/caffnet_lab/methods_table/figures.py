@@ -132,7 +132,12 @@ def figure_2() -> Any:
             face = GOOD if good else "white"
             axis.plot(*point, "os"[len(rows) - 1], mfc=face, mec=GOOD if good else BAD, ms=6.5, mew=1.4, zorder=5)
     axes[1].text(
-        0.97, 0.03, "circles: one row, squares: two; hollow: outside", transform=axes[1].transAxes, ha="right", fontsize=8
+        0.97,
+        0.03,
+        "circles: one row, squares: two; hollow: outside",
+        transform=axes[1].transAxes,
+        ha="right",
+        fontsize=8,
     )
     _arrow(axes[2], f, y, GOOD)
     axes[2].annotate("$P^*(x)$", y, (-8, -18), textcoords="offset points", color=GOOD, fontsize=11)

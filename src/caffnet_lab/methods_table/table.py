@@ -370,7 +370,9 @@ def _claims(name: str, cells: list[Cell], seed: int, dtype: torch.dtype) -> list
         claims.append(Claim(name, f"Universal approximation: {universal}", None, f"a theorem, not measured{told}"))
     if name == "caffnet-ff":
         shares = [share_that_agrees(n, seed=seed) for n in (1, 2, 3, 4)]
-        evidence = f"the same point in {', '.join(f'{share:.0%}' for share in shares)} of random problems with n = 1, 2, 3, 4"
+        evidence = (
+            f"the same point in {', '.join(f'{share:.0%}' for share in shares)} of random problems with n = 1, 2, 3, 4"
+        )
         recovered = "HardNet is a special case: m = n, full rank, all rows violated (text)"
         claims.append(Claim(name, recovered, min(shares) == 1.0, evidence))
     return claims

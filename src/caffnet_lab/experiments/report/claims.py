@@ -225,8 +225,12 @@ def _lite_equals_full(seen: Evidence) -> Verdict:
 def _lite_saves_time(seen: Evidence) -> Verdict:
     kinds = {"train_ms": "T_train", "test_ms": "T_test"}
     saved = {kinds[kind]: 1 - seen.time("caffnet-ff-lite", kind) / seen.time("caffnet-ff", kind) for kind in kinds}
+    if {"enumeration", "enumeration-lite"} <= seen.times.keys():
+        plain = 1 - seen.time("enumeration-lite", "test_ms") / seen.time("enumeration", "test_ms")
+        saved["by plain enumeration, 473 subsets instead of 1023, T_test"] = plain
     told = {kind: f"{abs(100 * share):.0f} % {'less' if share > 0 else 'more'}" for kind, share in saved.items()}
-    return min(saved.values()) > 0.35, ", ".join(f"{kind} {text}" for kind, text in told.items())
+    holds = min(saved[kind] for kind in kinds.values()) > 0.35
+    return holds, ", ".join(f"{kind} {text}" for kind, text in told.items())
 
 
 def _faster_than_ipopt(seen: Evidence) -> Verdict:

@@ -33,6 +33,8 @@ TITLES = {
     "caffnet-tf": "CAffNet-TF",
     "post-hoc": "NN, projected afterwards",
     "repair": "NN, frozen, repaired by w",
+    "enumeration": "The layer by plain enumeration",
+    "enumeration-lite": "The layer by plain enumeration (Lite)",
 }
 ORDER = tuple(TITLES)
 FIRST_EPOCHS = 4000  # what the paper shows of the training loss

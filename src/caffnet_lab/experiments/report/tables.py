@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
-from caffnet_lab.experiments.config import EPOCHS, METHODS
+from caffnet_lab.experiments.config import EPOCHS, METHODS, TIMED_ONLY
 from caffnet_lab.experiments.report.groups import TITLES, Group, commands, mean_and_spread
 from caffnet_lab.experiments.report.published import PAPER
 
@@ -279,7 +279,7 @@ def speed_table(timings: Sequence[dict[str, Any]], page: str = "report") -> Tabl
 def _timing_command(timing: dict[str, Any]) -> str:
     """What to type for the same times."""
     words = ["caffnet", "time", timing["task"], "--protocol", timing["protocol"]]
-    if set(timing["methods"]) != set(METHODS[timing["task"]]) - {"post-hoc"}:
+    if set(timing["methods"]) != {*METHODS[timing["task"]], *TIMED_ONLY.get(timing["task"], ())} - {"post-hoc"}:
         words += [word for method in timing["methods"] for word in ("--method", method)]
     words += ["--rounds", str(timing.get("rounds", 7))]
     words += ["--device", timing["device"]] if timing.get("device", "cpu") != "cpu" else []
