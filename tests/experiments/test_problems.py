@@ -317,7 +317,7 @@ def test_fresh_starts_are_safe_and_nobody_elses(driving):
 
 
 def test_fresh_starts_are_judged_as_if_each_drove_alone(driving, monkeypatch):
-    """The nominal controller, which hits obstacles, from six starts: states by an own loop, shares counted from them."""
+    """A controller that hits obstacles, from six starts: one drive after the other, the shares counted."""
     monkeypatch.setattr(cbf, "FRESH_STARTS", 6)
     model = Slow()
     found = driving.evaluate(model).metrics["fresh"]

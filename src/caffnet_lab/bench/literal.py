@@ -60,7 +60,7 @@ def of_set(rows: AffineSet, batch: int, lite: bool = False) -> Callable[[Tensor]
 
 
 def enumeration(A: Tensor, b: Tensor, sizes: Sequence[int]) -> Callable[[Tensor], Tensor]:
-    """The map ``f -> y`` for rows ``A y <= b`` of every sample, ``(B, m, n)`` and ``(B, m)``: subsets of these sizes."""
+    """The map ``f -> y`` for rows ``A y <= b``, ``(B, m, n)`` and ``(B, m)``, with subsets of these sizes."""
     m, n = A.shape[-2:]
     groups = [torch.tensor(list(itertools.combinations(range(m), k))) for k in sizes]
 

@@ -31,7 +31,7 @@ HEARTBEAT = 50.0
 
 @contextlib.contextmanager
 def progress_bars(runs: list[RunConfig], console: Console) -> Iterator[tuple[OnTick, OnDone]]:
-    """The callbacks for `run_campaign`: bars with loss, violation and time left if the console is a terminal, else lines."""
+    """The callbacks for `run_campaign`: bars with loss, violation and time left on a terminal, else lines."""
     if not console.is_terminal:
         yield _lines(console)
         return

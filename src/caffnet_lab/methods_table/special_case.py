@@ -1,9 +1,10 @@
 """The paper's remark that HardNet is a special case, measured.
 
 It says: if ``m = n``, `A` has full rank and f violates every row, then γ = all rows is one of the choices, it leaves no
-null space, and the projection coincides with HardNet's point, the vertex ``f - A⁻¹ (A f - b)``. That point is a candidate
-indeed. But the layer returns the *nearest* feasible candidate, and one on fewer rows may be feasible and nearer: with
-rows ``(1, 0)`` and ``(.9, .1)``, ``b = 0`` and ``f = (1, -.5)`` it is ``(0, -.5)``, and HardNet's is ``(0, 0)``.
+null space, and the projection coincides with HardNet's point, the vertex ``f - A⁻¹ (A f - b)``. That point is a
+candidate indeed. But the layer returns the *nearest* feasible candidate, and one on fewer rows may be feasible and
+nearer: with rows ``(1, 0)`` and ``(.9, .1)``, ``b = 0`` and ``f = (1, -.5)`` it is ``(0, -.5)``, and HardNet's is ``(0,
+0)``.
 """
 
 from __future__ import annotations

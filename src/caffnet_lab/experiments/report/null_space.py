@@ -14,12 +14,12 @@ STARTS = ("none", "zero", "random")
 #: Settings that go with w: where it starts and how fast it learns, and widths, so that one network is as large as two.
 OF_W = ("null_start", "null_rate", "hidden", "feedforward")
 NOTE = (
-    "Lower is better. opt: the largest distance of the mean objective to IPOPT's over the seeds; pwc: the mean MSE; cbf: "
-    "the largest cost; with the number of seeds, and in square brackets how the sizes of the networks and the rate of w "
-    "differ from the protocol's. In the last two columns f is a soft network, trained and then frozen: projected as it "
-    "is, or with w trained alone (`caffnet run opt --protocol ours --method repair`). The yardsticks: the mean of the "
-    "figure that methods are compared by (gap in percent, error, cost), with the tangent gradient; whether a difference "
-    "is one stands in their tables."
+    "Lower is better. opt: the largest distance of the mean objective to IPOPT's over the seeds; pwc: the mean MSE; "
+    "cbf: the largest cost; with the number of seeds, and in square brackets how the sizes of the networks and the "
+    "rate of w differ from the protocol's. In the last two columns f is a soft network, trained and then frozen: "
+    "projected as it is, or with w trained alone (`caffnet run opt --protocol ours --method repair`). The yardsticks: "
+    "the mean of the figure that methods are compared by (gap in percent, error, cost), with the tangent gradient; "
+    "whether a difference is one stands in their tables."
 )
 
 

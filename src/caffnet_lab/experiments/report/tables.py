@@ -103,10 +103,10 @@ NAMES = {
     "cbf": "Learning a safe control policy",
 }
 PROTOCOL_NOTES = {
-    "paper": "The paper's protocol; soft rows are trained with the squared penalty of the authors' code (the paper's text "
-    "has a linear one), and the paper's times are of a V100 GPU.",
-    "ours": "Plain networks of equal parameter counts, CAffNet without a null-space head, tangent-cone gradient, the best "
-    "weights by training loss.",
+    "paper": "The paper's protocol; soft rows are trained with the squared penalty of the authors' code (the paper's "
+    "text has a linear one), and the paper's times are of a V100 GPU.",
+    "ours": "Plain networks of equal parameter counts, CAffNet without a null-space head, tangent-cone gradient, the "
+    "best weights by training loss.",
 }
 #: Where ours differs from what the authors ran.
 PAPER_NOTES = {
@@ -114,19 +114,20 @@ PAPER_NOTES = {
     "time. The notebook with the authors' code has other feed-forward rows than the paper: NN -0.1755, HardNet "
     "-0.3183, CAffNet-FF -0.3433.",
     "cbf": "A seed has the authors' initial states, which a GPU drew, and their weights; “draws=native” has others. "
-    "CAffNet looks at choices of dependent rows too, as in the paper: their compromise (ω = 0 for ω <= 0.5 and "
-    "ω >= -0.5) counts where it is feasible and nearest; “search=full” leaves them out. The "
-    "notebook with the authors' code has other costs than the paper: NN 4.380e+05, HardNet 4.507e+05, CAffNet-FF "
-    "8.620e+05 (2.290e+05). Why three of five CAffNets stick: after 5 s they stand at obstacle 3 with the largest speed "
-    "that its row allows, under 1e-4 m/s, and the turn rate jumps from one limit to the other in every step, so that the "
-    "heading swings by 0.05 rad and leads nowhere. There is nothing to learn from there: the speed is on its bound, "
-    "where the exact gradient of f is zero, and the heading has no effect on a robot that stands. Their training loss, "
-    "over 300 other starts, is about that of the seeds that arrive. Protocol “ours” has the tangent gradient, no w that "
-    "jumps, and limits on the gradients of those who are stuck.",
+    "CAffNet looks at choices of dependent rows too, as in the paper: their compromise (ω = 0 for ω <= 0.5 and ω >= "
+    "-0.5) counts where it is feasible and nearest; “search=full” leaves them out. The notebook with the authors' "
+    "code has other costs than the paper: NN 4.380e+05, HardNet 4.507e+05, CAffNet-FF 8.620e+05 (2.290e+05). Why "
+    "three of five CAffNets stick: after 5 s they stand at obstacle 3 with the largest speed that its row allows, "
+    "under 1e-4 m/s, and the turn rate jumps from one limit to the other in every step, so that the heading swings by "
+    "0.05 rad and leads nowhere. There is nothing to learn from there: the speed is on its bound, where the exact "
+    "gradient of f is zero, and the heading has no effect on a robot that stands. Their training loss, over 300 other "
+    "starts, is about that of the seeds that arrive. Protocol “ours” has the tangent gradient, no w that jumps, and "
+    "limits on the gradients of those who are stuck.",
 }
 OUR_NOTES = {
     "pwc": "Feed-forward networks are smooth (SiLU).",
-    "opt": "Learning rate 1e-3, going to zero. “Repaired by w”: the soft network stays as it is, and only w is trained.",
+    "opt": "Learning rate 1e-3, going to zero. “Repaired by w”: the soft network stays as it is, and only w is "
+    "trained.",
     "cbf": "Learning rate 2e-3, going to zero; batches of 50; limited gradients; a goal of 0.05 m while training.",
 }
 #: What the columns of all tables mean.
@@ -139,9 +140,10 @@ MEASURES = (
 )
 DRIVES = (
     "“Arrived”: within 0.1 m of the goal in the 10 s of the test; “arrival” is the mean time of the seeds that arrive "
-    "within 15 s, the horizon of training. At the goal the robot is put on it and stays: its final distance is 0. Fresh "
-    "starts are 200 random safe states, the same for all runs, that no network was trained on and no setting was chosen "
-    "on, driven for 15 s: “safe” never enter an obstacle, “arrived” come within 0.1 m of the goal, the cost is the mean."
+    "within 15 s, the horizon of training. At the goal the robot is put on it and stays: its final distance is 0. "
+    "Fresh starts are 200 random safe states, the same for all runs, that no network was trained on and no setting "
+    "was chosen on, driven for 15 s: “safe” never enter an obstacle, “arrived” come within 0.1 m of the goal, the "
+    "cost is the mean."
 )
 
 #: Of the rows that are optimisers the one that others are compared with comes first.
