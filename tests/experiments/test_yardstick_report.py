@@ -122,6 +122,7 @@ def test_runs_with_and_without_w():
     small = {"hidden": 200, "null_rate": 0.1}
     records = [opt("ipopt", -1.0), opt("caffnet-ff", -0.9, null_start="zero", **small), opt("caffnet-ff", -0.99)]
     records += [opt("caffnet-ff", -0.8, **small)]  # the protocol's own runs come first
+    records += [opt("caffnet-ff-each", -0.8, hidden=200)]
     records += [opt("post-hoc", -0.5), opt("repair", -0.95), opt("caffnet-ff", -0.7, clip=1.0)]
     records += [made("dcopf-14", "orthogonal", value=0.2), made("dcopf-14", "caffnet-ff", value=0.3)]
     table = null_space_table(group_records(records))
@@ -132,10 +133,11 @@ def test_runs_with_and_without_w():
             "0.0100, 1 seed",
             "0.1000, 1 seed [hidden=200, null_rate=0.1]",
             "–",
+            "0.2000, 1 seed [hidden=200]",
             "0.5000, 1 seed",
             "0.0500, 1 seed",
         ],
-        ["dcopf-14: CAffNet-FF", "0.2000", "0.3000", "–", "–", "–"],
+        ["dcopf-14: CAffNet-FF", "0.2000", "0.3000", "–", "–", "–", "–"],
     ]
     assert null_space_table(group_records(records[:2])) is None
 

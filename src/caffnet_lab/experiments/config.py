@@ -30,7 +30,9 @@ METHODS = {
     **yardsticks.METHODS,
 }
 #: Known in every experiment of the paper, though not a row of every table.
-PAPER_METHODS = ("nn", "hardnet", "caffnet-ff", "caffnet-ff-lite", "caffnet-tf", "post-hoc", "repair")
+PAPER_METHODS = (
+    *("nn", "hardnet", "caffnet-ff", "caffnet-ff-lite", "caffnet-ff-each", "caffnet-tf", "post-hoc", "repair"),
+)
 #: These begin with the weights of the soft network: projected as it is, or frozen while a null-space head is trained.
 FROM_SOFT = ("post-hoc", "repair")
 #: Timed beside the rows of a table: the paper's layer word for word, with all sub-constraints and with those of Lite.
@@ -309,6 +311,13 @@ def resolve(
             "repair keeps f as it is and trains w: set batch_norm=false and dropout=0, which would change f, and "
             'null_start to "zero" or "random".'
         )
+    if config.method == "caffnet-ff-each" and (
+        config.task != "opt" or config.null_start != "zero" or config.gradient != "exact" or config.search != "full"
+    ):
+        raise ConfigError(
+            "caffnet-ff-each, a w for every choice of rows, is for opt, with null_start=zero, gradient=exact and "
+            f"search=full, got {config.task}, {config.null_start}, {config.gradient} and {config.search}."
+        )
     if not 0 <= config.dropout < 1:
         raise ConfigError(f"dropout must be in [0, 1), got {config.dropout}.")
     return config
@@ -325,6 +334,8 @@ def _protocol_settings(task: str, method: str, protocol: str) -> dict[str, Any]:
         search = "paper" if task == "cbf" and method in ("caffnet-ff", "caffnet-tf") else "full"
         draws = "paper" if task == "cbf" and method != "caffnet-tf" else "native"
         settings = {"epochs": EPOCHS[task], "batch_norm": regular, "dropout": 0.2 if regular else 0.0}
+        if method == "caffnet-ff-each":
+            settings["null_start"] = "zero"
         return settings | {"search": search, "draws": draws}
     settings = {"epochs": OUR_EPOCHS[task], "null_start": "zero", "gradient": "tangent", "keep": "best"}
     # Equal parameter counts: those of the paper's CAffNet-FF, which has two networks, f and w. Here f is alone.
@@ -334,7 +345,9 @@ def _protocol_settings(task: str, method: str, protocol: str) -> dict[str, Any]:
         settings["feedforward"] = _nearest(lambda h: transformer_size(n_in, n_out, h, networks=1), budget)
     elif method not in UNTRAINED:
         settings["hidden"] = _nearest(lambda h: feedforward_size(n_in, n_out, h), budget)
-    if method.startswith("caffnet"):
+    if method == "caffnet-ff-each":
+        settings["gradient"] = "exact"
+    elif method.startswith("caffnet"):
         # Whatever w can do along a face f can do too; but where the face changes, and where f leaves the set, w makes
         # the output jump by its own size. In a closed loop that becomes a jump of the whole drive.
         settings["null_start"] = "none"

@@ -37,6 +37,7 @@ COLOURS = {
     "hardnet": "#0072B2",
     "caffnet-ff": "#D55E00",
     "caffnet-ff-lite": "#CC79A7",
+    "caffnet-ff-each": "#332288",
     "caffnet-tf": "#009E73",
     "post-hoc": "#56B4E9",
     "repair": "#882255",

@@ -30,6 +30,7 @@ TITLES = {
     "orthogonal": "CAffNet without w",
     "caffnet-ff": "CAffNet-FF",
     "caffnet-ff-lite": "CAffNet-FF (Lite)",
+    "caffnet-ff-each": "CAffNet-FF, a w for every choice of rows",
     "caffnet-tf": "CAffNet-TF",
     "post-hoc": "NN, projected afterwards",
     "repair": "NN, frozen, repaired by w",
