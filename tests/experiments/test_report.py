@@ -285,6 +285,21 @@ def test_the_whole_report(everything, tmp_path, monkeypatch):
         assert (tmp_path / "report" / link).exists()
 
 
+def test_a_repair_is_drawn_where_there_is_one():
+    records = [make_record("opt", "ipopt", seed, value=value) for seed, value in OBJECTIVES.items()]
+    for method, gap in (("post-hoc", 0.05), ("repair", 1e-4)):
+        records += [make_record("opt", method, seed, "ours", value + gap) for seed, value in OBJECTIVES.items()]
+    groups = group_records(records)
+    drawn = figures(main_groups(groups, "opt", "ours"), optima(groups))
+    assert drawn["repair"][0].startswith("Repair: a soft network")
+    (axis,) = drawn["repair"][1].axes
+    assert len(axis.lines) == 5
+    for line in axis.lines:
+        assert list(line.get_ydata()) == pytest.approx([0.05, 1e-4])
+    alone = [group for group in main_groups(groups, "opt", "ours") if group.method != "post-hoc"]
+    assert "repair" not in figures(alone, optima(groups))
+
+
 def test_figures_are_reproducible(everything):
     groups = main_groups(group_records(everything), "cbf", "paper")
     first, again = (save(figures(groups)["trajectories"][1], "png") for _ in range(2))

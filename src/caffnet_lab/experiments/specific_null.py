@@ -2,9 +2,9 @@
 
 In the paper one vector w serves all choices γ of rows, ``P_γ = f - A_γ⁺(A_γ f - b_γ) + (I - A_γ⁺A_γ) w``; ideally, it
 says, each choice had its own, ``w_γ``, which it calls too expensive. Where `A` is the same for all inputs and the
-choices are few it is not: equalities are part of every choice, so opt has 16 (no inequality, one of 5, two of them), and
-one network with 16 n outputs gives all vectors. The search is a plain enumeration, which the kernel would not do faster for
-a vector per choice, and the gradient is the exact one.
+choices are few it is not: equalities are part of every choice, so opt has 16 (no inequality, one of 5, two of them),
+and one network with 16 n outputs gives all vectors. The search is a plain enumeration, which the kernel would not do
+faster for a vector per choice, and the gradient is the exact one.
 """
 
 from __future__ import annotations

@@ -105,6 +105,11 @@ def figures(groups: list[Group], best: dict[int, float] | None = None) -> dict[s
                 "local optimum."
             )
         wanted.append(("gap", caption, partial(optimality_gap, best=best)))
+        caption = (
+            "Repair: a soft network, trained and then frozen, projected as it is (left) and with only w trained "
+            "(right): distance of the mean objective from IPOPT's, seed by seed."
+        )
+        wanted.append(("repair", caption, partial(repaired, best=best)))
     if task == "cbf":
         drawn_seeds = {_drawn_record(group, groups)["config"]["seed"] for group in groups}
         seed = f", seed {drawn_seeds.pop()}" if len(drawn_seeds) == 1 else ""
@@ -274,6 +279,27 @@ def optimality_gap(groups: list[Group], best: dict[int, float]) -> Figure | None
     ax.set_xlim(-0.5, len(seeds) - 0.5)
     ax.set_ylabel("|objective - IPOPT|")
     figure.legend(loc="outside right upper", handletextpad=0.2)
+    return figure
+
+
+def repaired(groups: list[Group], best: dict[int, float]) -> Figure | None:
+    """One line per seed, from the frozen network's projection to what w makes of it."""
+    before, after = (
+        next((_gaps(group, best) for group in groups if group.method == name), {}) for name in ("post-hoc", "repair")
+    )
+    seeds = sorted(before.keys() & after.keys())
+    if not seeds:
+        return None
+    figure = Figure(figsize=(4.2, 2.8), layout="constrained")
+    ax = figure.subplots()
+    for seed in seeds:
+        ends = [abs(before[seed]), abs(after[seed])]
+        ax.plot([0, 1], ends, color=COLOURS["repair"], marker="o", markersize=4, linewidth=1.0)
+        ax.annotate(f"seed {seed}", (1, ends[1]), xytext=(6, -3), textcoords="offset points", fontsize=8)
+    ax.set_yscale("log")
+    ax.set_xlim(-0.25, 1.45)
+    ax.set_xticks([0, 1], ["f projected", "w trained"])
+    ax.set_ylabel("|objective - IPOPT|")
     return figure
 
 
