@@ -41,6 +41,7 @@ figure { margin: 1rem 0; } img { max-width: 100%; height: auto; }
   th, td { padding: .25rem .4rem; } td:first-child { max-width: 11rem; } .prose td { min-width: 12rem; }
   table:not(.prose) th:first-child, table:not(.prose) td:first-child { position: sticky; left: 0;
     background: var(--back); }
+  table:not(.prose) tr.paper td:first-child { background: var(--soft); }
 }
 """
 
