@@ -172,3 +172,11 @@ def test_the_published_page_is_that_of_the_records():
     for task in yardsticks.NAMES:
         for table in yardstick_tables(groups, task):
             assert as_markdown(table) in shown, "run caffnet report, see CONTRIBUTING.md"
+
+
+def test_rows_are_called_what_they_are_in_their_task():
+    records = [made("hardnet-cbf", "base"), made("forecast-wiki2", "base"), made("forecast-wiki2", "minimiser")]
+    drive, base, projected = (group.title for group in group_records(records))
+    assert drive == "No learning: the nominal controller"
+    assert base == "No learning: base forecasts"
+    assert projected == "No learning: base forecasts, projected (non-negative MinT)"

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from caffnet_lab.experiments.config import EPOCHS, METHODS, TIMED_ONLY
-from caffnet_lab.experiments.report.groups import TITLES, Group, commands, mean_and_spread
+from caffnet_lab.experiments.report.groups import TITLES, Group, commands, mean_and_spread, title_of
 from caffnet_lab.experiments.report.published import PAPER
 
 
@@ -264,7 +264,7 @@ def speed_table(timings: Sequence[dict[str, Any]], page: str = "report") -> Tabl
             slower = train / plain if train and plain else None
             faster = solver / test if solver else None
             where = "" if timing.get("device", "cpu") == "cpu" else f" on {timing['device']}"
-            title = f"{timing['task']} {timing['protocol']}{where}: {TITLES.get(name, name)}"
+            title = f"{timing['task']} {timing['protocol']}{where}: {title_of(timing['task'], name)}"
             rows.append((Cell(text=title), Cell(train), Cell(slower), Cell(test), Cell(faster)))
     if not rows:
         return None
