@@ -193,9 +193,9 @@ class Campaign:
     Attributes:
         task: the experiment.
         protocol: ``"paper"``, or ``"ours"``: plain networks of equal size without a null-space head, the tangent-cone
-            gradient, the best weights by training loss, and what each task asks for: a smooth activation (pwc, opt), a
-            larger learning rate that ends at zero (opt, cbf), small batches and limited gradients (cbf). If empty the
-            paper's, and for a yardstick ours, its only one.
+            gradient, the best weights by training loss, and what each task asks for: a smooth activation (pwc), a larger
+            learning rate that ends at zero (opt, cbf), small batches and limited gradients (cbf). If empty the paper's,
+            and for a yardstick ours, its only one.
         methods: rows of the table; all of the paper's if empty.
         seeds: the paper's if empty.
         settings: fields of `RunConfig` that differ from the protocol.
@@ -337,6 +337,7 @@ def _protocol_settings(task: str, method: str, protocol: str) -> dict[str, Any]:
         if method == "caffnet-ff-each":
             settings["null_start"] = "zero"
         return settings | {"search": search, "draws": draws}
+    # The start of w matters to a repair only; the rivals, which have none, keep it in their names.
     settings = {"epochs": OUR_EPOCHS[task], "null_start": "zero", "gradient": "tangent", "keep": "best"}
     # Equal parameter counts: those of the paper's CAffNet-FF, which has two networks, f and w. Here f is alone.
     n_in, n_out = SIZES[task]
