@@ -193,9 +193,9 @@ class Campaign:
     Attributes:
         task: the experiment.
         protocol: ``"paper"``, or ``"ours"``: plain networks of equal size without a null-space head, the tangent-cone
-            gradient, the best weights by training loss, and what each task asks for: a smooth activation (pwc), a larger
-            learning rate that ends at zero (opt, cbf), small batches and limited gradients (cbf). If empty the paper's,
-            and for a yardstick ours, its only one.
+            gradient, the best weights by training loss, and what each task asks for: a smooth activation (pwc), a
+            larger learning rate that ends at zero (opt, cbf), small batches and limited gradients (cbf). If empty the
+            paper's, and for a yardstick ours, its only one.
         methods: rows of the table; all of the paper's if empty.
         seeds: the paper's if empty.
         settings: fields of `RunConfig` that differ from the protocol.
