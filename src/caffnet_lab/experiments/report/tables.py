@@ -126,8 +126,8 @@ PAPER_NOTES = {
 }
 OUR_NOTES = {
     "pwc": "Feed-forward networks are smooth (SiLU).",
-    "opt": "Learning rate 1e-3, going to zero. “Repaired by w”: the soft network stays as it is, and only w is "
-    "trained.",
+    "opt": "Learning rate 1e-3, going to zero; batches of 100. “Repaired by w”: the soft network stays as it is, and "
+    "only w is trained.",
     "cbf": "Learning rate 2e-3, going to zero; batches of 50; limited gradients; a goal of 0.05 m while training.",
 }
 #: What the columns of all tables mean.
