@@ -175,3 +175,19 @@ def test_the_same_call_gives_the_same_bits(search: str):
     set = AffineSet.inequality(A, torch.ones(40, 6))
     answers = [project(3 * f, set, w, search=search).value for _ in range(3)]
     assert all(torch.equal(a, answers[0]) for a in answers)
+
+
+@EXAMPLES
+@given(problems(), SEARCHES)
+def test_the_layer_is_never_farther_from_a_feasible_target_than_f(problem, search: str):
+    """The approximation theorem, without w: a projection on a convex set brings f nearer to each of its points.
+
+    The targets are points of the set found from elsewhere: the projections of five other points.
+    """
+    set, f, _ = problem
+    answer = project(f, set, search=search)
+    away = torch.tensor([[0.0], [1.0], [-2.0], [5.0], [-20.0]], dtype=f.dtype)
+    for target in project(away * torch.linspace(1, 2, set.n, dtype=f.dtype), set, search=search).value:
+        before, after = (float((point.double() - target.double()).norm()) for point in (f, answer.value))
+        scale = float(1 + f.abs().max() + target.abs().max())
+        assert after <= before + 2e3 * torch.finfo(f.dtype).eps * scale

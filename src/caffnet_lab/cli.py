@@ -66,8 +66,7 @@ def run(
     protocol: Annotated[
         str | None,
         typer.Option(
-            help="paper (default): as published; fair: plain networks of equal size; ours: what we recommend, and the "
-            "only one of the yardsticks."
+            help="paper (default): as published; ours: what we recommend, and the only one of the yardsticks."
         ),
     ] = None,
     method: Annotated[
@@ -137,7 +136,7 @@ def run(
 @app.command("time")
 def time_(
     task: Annotated[str, typer.Argument(help="pwc, opt, cbf or a yardstick.")],
-    protocol: Annotated[str | None, typer.Option(help="paper (default), fair or ours; of the yardsticks ours.")] = None,
+    protocol: Annotated[str | None, typer.Option(help="paper (default) or ours; of the yardsticks ours.")] = None,
     method: Annotated[list[str] | None, typer.Option(help="As in run; repeat for more. All by default.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; cuda by default if there is one.")] = None,
     rounds: Annotated[int, typer.Option(help="Epochs of each method that are timed.")] = 7,
@@ -406,7 +405,7 @@ def figures(
         list[str] | None, typer.Option(help="png, pdf or svg; repeat for more. Default: png and pdf.")
     ] = None,
 ) -> None:
-    """Draw the paper's Figures 1 and 4 from what the methods return."""
+    """Draw the paper's Figures 1, 2, 3 and 8 from what the methods return, and the error by width."""
     if unknown := sorted(set(kind or ()) - {"png", "pdf", "svg"}):
         _fail(ConfigError(f"--kind must be png, pdf or svg, got {', '.join(unknown)}."))
     _make_folder(out)

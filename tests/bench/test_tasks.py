@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ import torch
 from caffnet import AffineSet, project
 from caffnet_lab.bench import literal, reference, tasks
 from caffnet_lab.bench.tasks import TASKS, Task
+from caffnet_lab.experiments.opt import SolverProblem
 
 SHAPES = {
     # name: n, inequalities, equalities, batch, shared A
@@ -109,3 +112,20 @@ def test_the_literal_algorithm_counts_1023_subsets_on_opt():
     assert literal.rows_of(task) == 11
     assert literal.subsets(11, 5) == 1023
     assert literal.needed_bytes(TASKS["growth-8"]()) > 2**40
+
+
+@pytest.mark.parametrize("lite", [False, True])
+def test_enumeration_of_a_set_is_the_nearest_point(lite: bool):
+    """On opt, whose pairs of rows hold every face that is needed, Lite too; the layer itself is the other side."""
+    problem = SolverProblem(3)
+    rows = problem.build_set(problem.test[:40])
+    f = torch.randn(40, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    y = literal.of_set(rows, 40, lite)(f)
+    assert rows.violation(y).max() < 1e-9
+    torch.testing.assert_close(y, project(f, rows).value, atol=1e-9, rtol=0)
+
+
+def test_enumeration_knows_lower_bounds():
+    rows = AffineSet([[1.0, 0.0], [0.0, 1.0]], [-math.inf, 0.5], [0.25, math.inf])
+    f, y = torch.tensor([[[1.0, -1.0], [0.0, 2.0]], [[0.25, 0.5], [0.0, 2.0]]], dtype=torch.float64)
+    torch.testing.assert_close(literal.of_set(rows, 2)(f), y)

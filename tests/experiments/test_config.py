@@ -31,11 +31,12 @@ def test_paper_protocol():
     assert not resolve("pwc", "nn", 1).batch_norm
 
 
-def test_ours_is_fair_with_zero_start_and_tangent_gradient():
-    fair, ours = (resolve("opt", "caffnet-ff", 1, protocol) for protocol in ("fair", "ours"))
-    assert (fair.null_start, fair.gradient, fair.dropout) == ("random", "exact", 0.0)
-    assert (ours.null_start, ours.gradient, ours.dropout) == ("zero", "tangent", 0.0)
-    assert ours.epochs <= 2000
+@pytest.mark.parametrize("task", PAPER_TASKS)
+def test_ours_has_no_null_space_head_and_the_tangent_gradient(task):
+    for method in ("caffnet-ff", "caffnet-ff-lite", "caffnet-tf"):
+        ours = resolve(task, method, 1, "ours")
+        assert (ours.null_start, ours.gradient, ours.keep, ours.dropout) == ("none", "tangent", "best", 0.0)
+    assert resolve(task, "repair", 1, "ours").null_start == "zero"  # w is all that it trains
 
 
 @pytest.mark.parametrize("task", PAPER_TASKS)
@@ -75,7 +76,9 @@ def test_the_papers_draws_are_for_the_feed_forward_networks_of_cbf():
         resolve("opt", "nn", 1, "paper", {"draws": "paper"})
 
 
-#: For each setting a value that `resolve("cbf", "caffnet-ff", 2, "fair")` does not have.
+#: Neither the paper's search nor its draws, which other settings do not go with.
+PLAIN = {"search": "full", "draws": "native"}
+#: For each setting a value that `PLAIN` does not have.
 OTHER = {
     "task": "opt",
     "method": "nn",
@@ -108,8 +111,8 @@ OTHER = {
 
 @pytest.mark.parametrize("setting", [field.name for field in dataclasses.fields(RunConfig)])
 def test_the_digest_knows_every_setting(setting):
-    base = resolve("cbf", "caffnet-ff", 2, "fair")
-    assert base.digest == resolve("cbf", "caffnet-ff", 2, "fair").digest
+    base = resolve("cbf", "caffnet-ff", 2, "paper", PLAIN)
+    assert base.digest == resolve("cbf", "caffnet-ff", 2, "paper", PLAIN).digest
     other = dataclasses.replace(base, **{setting: OTHER[setting]})  # nothing else changes
     fields = dataclasses.asdict(other)
     assert other == resolve(*(fields.pop(key) for key in ("task", "method", "seed", "protocol")), fields)  # it is valid
@@ -118,7 +121,7 @@ def test_the_digest_knows_every_setting(setting):
 
 
 def test_post_hoc_takes_the_soft_network():
-    for protocol in ("paper", "fair", "ours"):
+    for protocol in ("paper", "ours"):
         assert resolve("cbf", "post-hoc", 2, protocol).trained == resolve("cbf", "nn", 2, protocol)
 
 
@@ -129,7 +132,7 @@ def test_post_hoc_takes_the_soft_network():
         ('task = "opt"\na = 1\nb = 1', "Unknown settings a, b"),
         ("epochs = 3", "needs a task: one of pwc, opt, cbf"),
         ('task = "sat"', "task must be one of pwc, opt, cbf, dc3-simple, .*, got 'sat'"),
-        ('task = "opt"\nprotocol = "best"', "protocol must be one of paper, fair, ours, got 'best'"),
+        ('task = "opt"\nprotocol = "best"', "protocol must be one of paper, ours, got 'best'"),
         ('task = "pwc"\nmethods = ["ipopt"]', "method must be one of nn, hardnet, .*, got 'ipopt'"),
         ('task = "opt"\nepochs = "many"', "epochs must be of type int, got 'many'"),
         ('task = "opt"\nepochs = true', "epochs must be of type int, got True"),

@@ -100,7 +100,7 @@ def changed(record: dict, where: str, value: object) -> dict:
         ("pwc", "config.task", "$(x)", "config.task must be one of pwc, opt, cbf, dc3-simple"),
         ("pwc", "config.method", ["nn"], "config.method must be one of nn, hardnet"),
         ("pwc", "config.method", "ipopt", "config is not that of a run: method must be one of nn, hardnet"),
-        ("pwc", "config.protocol", "paper`x`", "config.protocol must be one of paper, fair, ours, got 'paper`x`'"),
+        ("pwc", "config.protocol", "paper`x`", "config.protocol must be one of paper, ours, got 'paper`x`'"),
         ("pwc", "config.seed", "1", "config.seed must be a whole number from 0 to 2**53, got '1'"),
         ("pwc", "config.seed", True, "config.seed must be a whole number from 0 to 2**53, got True"),
         ("pwc", "config.seed", 2**40, "config is not that of a run: seed must be in [0, 2**32)"),

@@ -28,7 +28,7 @@ HOSTILE = (
     "*bold* &lt;b&gt;",
 )
 TAGS = {"section", "h3", "p", "div", "table", "thead", "tbody", "tr", "th", "td"}
-TAGS |= {"details", "summary", "pre", "br", "small"}
+TAGS |= {"details", "summary", "pre", "br", "small", "span"}
 
 
 def with_setting(value: str) -> dict:

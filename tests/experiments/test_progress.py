@@ -1,10 +1,11 @@
-"""Progress: bars on a terminal, one line per run elsewhere."""
+"""Progress: bars on a terminal; elsewhere one line per run, and a sign of life every minute."""
 
 import io
 
 import pytest
 from rich.console import Console
 
+from caffnet_lab.experiments import progress
 from caffnet_lab.experiments.config import resolve
 from caffnet_lab.experiments.progress import describe, progress_bars
 from caffnet_lab.experiments.training import Tick
@@ -17,14 +18,25 @@ RECORD = {"evaluation": {"objective": -0.1, "inequality": {"max": 0.2}, "equalit
 def test_progress_of_a_run(terminal):
     out = io.StringIO()
     with progress_bars([CONFIG], Console(file=out, force_terminal=terminal, width=160)) as (on_tick, on_done):
-        assert (on_tick is not None) == terminal
-        if on_tick is not None:
-            on_tick(CONFIG, Tick(5, 10, 1.25, 3e-4))
-            on_tick(CONFIG, Tick(10, 10, 1.0, 2e-4))
+        on_tick(CONFIG, Tick(5, 10, 1.25, 3e-4))
+        on_tick(CONFIG, Tick(10, 10, 1.0, 2e-4))
         on_done(CONFIG, RECORD)
     text = out.getvalue()
     assert "opt paper nn seed 1: objective -0.1, worst violation 3.0e-01" in text
     assert ("all runs" in text) == terminal
+    if not terminal:
+        assert len(text.splitlines()) == 1  # a short run is one line
+
+
+def test_a_log_shows_life_every_minute(monkeypatch):
+    out, now = io.StringIO(), 1000.0
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    with progress_bars([CONFIG], Console(file=out, force_terminal=False, width=40)) as (on_tick, _):
+        for now in (1010.0, 1049.0, 1051.0, 1060.0, 1100.0, 1102.0):
+            on_tick(CONFIG, Tick(int(now) - 1000, 200, 1.25, 3e-4))
+    assert out.getvalue().splitlines() == [
+        f"opt paper nn seed 1: epoch {epoch} of 200, loss 1.25, worst violation 3.0e-04" for epoch in (51, 102)
+    ]
 
 
 def test_description_names_the_headline():

@@ -274,10 +274,30 @@ def test_the_whole_report(everything, tmp_path, monkeypatch):
     assert not re.search(r'(src|href)="(?!data:image/png|#)', page)  # nothing from elsewhere
     assert page.count("<img") == sum(name.endswith(".png") for name in names)
     assert "A &amp; B, 1 thread(s) per run" in page
+    assert "<li><b>pwc</b>: learn a function of one variable" in page  # the introduction of the Markdown
+    assert re.search(r"<code>caffnet report</code>", page)
+    text = re.sub(r"<style>.*?</style>|<pre>.*?</pre>|<img[^>]*>", "", page)
+    loose = re.sub(r'<span class="number">[^<]*</span>', "", text)
+    assert not re.findall(r"(?<![\w.])\d[\d.]*e-\d+", loose)  # no number can break after its sign
     markdown = (tmp_path / "report" / "report.md").read_text(encoding="utf-8")
-    assert "There are no runs under the protocol “fair” or “ours”." in markdown
+    assert "There are no runs under the protocol “ours”." in markdown
     for link in re.findall(r"\]\((.+?)\)", markdown):
         assert (tmp_path / "report" / link).exists()
+
+
+def test_a_repair_is_drawn_where_there_is_one():
+    records = [make_record("opt", "ipopt", seed, value=value) for seed, value in OBJECTIVES.items()]
+    for method, gap in (("post-hoc", 0.05), ("repair", 1e-4)):
+        records += [make_record("opt", method, seed, "ours", value + gap) for seed, value in OBJECTIVES.items()]
+    groups = group_records(records)
+    drawn = figures(main_groups(groups, "opt", "ours"), optima(groups))
+    assert drawn["repair"][0].startswith("Repair: a soft network")
+    (axis,) = drawn["repair"][1].axes
+    assert len(axis.lines) == 5
+    for line in axis.lines:
+        assert list(line.get_ydata()) == pytest.approx([0.05, 1e-4])
+    alone = [group for group in main_groups(groups, "opt", "ours") if group.method != "post-hoc"]
+    assert "repair" not in figures(alone, optima(groups))
 
 
 def test_figures_are_reproducible(everything):
@@ -409,19 +429,19 @@ def test_claims_compare_on_common_seeds_and_equal_settings():
         {"nn": 0.2, "hardnet": -0.3, "caffnet-tf": 0.1, "caffnet-ff": 0.01},
     )
     records = [make_record("opt", "ipopt", s, value=v) for s, v in OBJECTIVES.items()]
-    records += [make_record("opt", m, s, "fair", OBJECTIVES[s] + gap) for m, gap in gaps.items() for s in (1, 2)]
-    told = verdicts(records, "opt", "fair")[nearest]
+    records += [make_record("opt", m, s, "ours", OBJECTIVES[s] + gap) for m, gap in gaps.items() for s in (1, 2)]
+    told = verdicts(records, "opt", "ours")[nearest]
     assert told == "so far holds: CAffNet-FF 0.0100, CAffNet-TF 0.1000, NN 0.2000, HardNet 0.3000 (seeds 1 2)"
-    records.append(make_record("opt", "caffnet-ff", 12, "fair", OBJECTIVES[12] + 5.0))  # the others do not have it
-    assert verdicts(records, "opt", "fair")[nearest] == told
+    records.append(make_record("opt", "caffnet-ff", 12, "ours", OBJECTIVES[12] + 5.0))  # the others do not have it
+    assert verdicts(records, "opt", "ours")[nearest] == told
     others = [r for r in records if r["config"]["method"] != "nn"]
-    assert verdicts(others, "opt", "fair")[nearest] == "open: no full runs of NN"
-    elsewhere = [*others, make_record("opt", "nn", 5, "fair", 0.0)]
-    assert verdicts(elsewhere, "opt", "fair")[nearest] == "open: no runs with the same seeds"
-    shorter = [*others, make_record("opt", "nn", 1, "fair", 0.0, epochs=900)]
-    assert verdicts(shorter, "opt", "fair")[nearest] == "open: no runs with the same settings"
+    assert verdicts(others, "opt", "ours")[nearest] == "open: no full runs of NN"
+    elsewhere = [*others, make_record("opt", "nn", 5, "ours", 0.0)]
+    assert verdicts(elsewhere, "opt", "ours")[nearest] == "open: no runs with the same seeds"
+    shorter = [*others, make_record("opt", "nn", 1, "ours", 0.0, epochs=900)]
+    assert verdicts(shorter, "opt", "ours")[nearest] == "open: no runs with the same settings"
     unsolved = [r for r in records if r["config"]["method"] != "ipopt"]
-    assert verdicts(unsolved, "opt", "fair")[nearest] == "open: no runs of IPOPT with these seeds"
+    assert verdicts(unsolved, "opt", "ours")[nearest] == "open: no runs of IPOPT with these seeds"
 
 
 def test_claims_take_settings_that_all_methods_have():
@@ -470,26 +490,29 @@ def test_claims_judge_dropout_as_the_paper_did():
 
 def test_claims_about_lite_and_times():
     same = "Lite is as good as the full search."
-    full = [make_record("opt", "caffnet-ff", s, "fair", value) for s, value in OBJECTIVES.items()]
+    full = [make_record("opt", "caffnet-ff", s, "ours", value) for s, value in OBJECTIVES.items()]
     for shift, said in ((4e-6, "holds: -0.3494 and -0.3494"), (1e-3, "does not hold"), (-1e-3, "holds")):
-        lite = [make_record("opt", "caffnet-ff-lite", s, "fair", value + shift) for s, value in OBJECTIVES.items()]
-        assert verdicts(full + lite, "opt", "fair")[same].startswith(said)
+        lite = [make_record("opt", "caffnet-ff-lite", s, "ours", value + shift) for s, value in OBJECTIVES.items()]
+        assert verdicts(full + lite, "opt", "ours")[same].startswith(said)
 
     times = {"caffnet-ff": (20.0, 10.0), "caffnet-ff-lite": (11.0, 5.5), "caffnet-tf": (20.0, 8.0)}
     methods = {name: dict(zip(("train_ms", "test_ms"), pair, strict=True)) for name, pair in times.items()}
     methods["ipopt"] = {"train_ms": None, "test_ms": 4e3}
-    timing = {"task": "opt", "protocol": "fair", "methods": methods}
-    told = verdicts(full, "opt", "fair", [timing])
+    timing = {"task": "opt", "protocol": "ours", "methods": methods}
+    told = verdicts(full, "opt", "ours", [timing])
     assert told["Lite takes about 45 % less time."] == "holds: T_train 45 % less, T_test 45 % less"
     assert told["The CAffNets answer faster than IPOPT."] == "holds: CAffNet-FF 400 times, CAffNet-TF 500 times"
+    plain = {"enumeration": {"train_ms": None, "test_ms": 10.0}, "enumeration-lite": {"train_ms": None, "test_ms": 4.0}}
+    told = verdicts(full, "opt", "ours", [timing | {"methods": methods | plain}])
+    assert told["Lite takes about 45 % less time."].endswith("473 subsets instead of 1023, T_test 60 % less")
     methods["caffnet-ff-lite"]["test_ms"], methods["ipopt"]["test_ms"] = 9.0, 9.0
-    told = verdicts(full, "opt", "fair", [timing])
+    told = verdicts(full, "opt", "ours", [timing])
     assert told["Lite takes about 45 % less time."] == "does not hold: T_train 45 % less, T_test 10 % less"
     methods["caffnet-ff-lite"]["test_ms"] = 10.1
-    told = verdicts(full, "opt", "fair", [timing])
+    told = verdicts(full, "opt", "ours", [timing])
     assert told["Lite takes about 45 % less time."] == "does not hold: T_train 45 % less, T_test 1 % more"
     assert told["The CAffNets answer faster than IPOPT."].startswith("does not hold")
-    assert verdicts(full, "opt", "fair")["Lite takes about 45 % less time."] == "open: no times, see caffnet time"
+    assert verdicts(full, "opt", "ours")["Lite takes about 45 % less time."] == "open: no times, see caffnet time"
 
 
 def test_the_spread_of_a_ratio_is_told():
@@ -528,6 +551,8 @@ def test_claims_about_losses():
     told = verdicts(records, "pwc")
     assert told[start].startswith("so far does not hold: CAffNet-FF 4.5000, CAffNet-TF 3.0000")
     assert told["CAffNet-TF has the lowest MSE."].startswith("so far holds: CAffNet-TF 3.0000")
+    saved = "CAffNet-TF reduces the MSE of the NN by 73.33 %."
+    assert told[saved].startswith("so far does not hold: 40.00 % lower in the mean over seeds; lower with 1 of 1 seeds")
     records[-1]["training"]["history"]["loss"] = [3.5, 0.5, 0.5, 0.5, 9.0]
     records[-2]["training"]["history"]["loss"] = [3.5, 0.9, 0.9, 0.9, 9.0]
     assert verdicts(records, "pwc")[start].startswith("so far holds")
@@ -544,7 +569,7 @@ def test_aims():
     strict = {"exact_inequality": {"max": 0.0}}
     records = [make_record("opt", "ipopt", seed, value=value) for seed, value in OBJECTIVES.items()]
     for seed, value in OBJECTIVES.items():
-        for method, gap in (("caffnet-ff", 4e-4), ("caffnet-tf", 6e-3)):
+        for method, gap in (("caffnet-ff", 4e-6), ("caffnet-tf", 6e-5)):
             records.append(make_record("opt", method, seed, "ours", value=value + gap))
             records[-1]["evaluation"]["strict"] = strict
     timing = {
@@ -561,8 +586,8 @@ def test_aims():
 
     safe, ff, tf, fast = told()
     assert told()[safe] == "holds: largest violation 1.0e-16, of inequalities with strict 0"
-    assert told()[ff] == "holds: largest distance 0.0004"
-    assert told()[tf] == "does not hold: largest distance 0.0060"
+    assert told()[ff] == "holds: largest distance 4.0e-06"
+    assert told()[tf] == "does not hold: largest distance 0.0001"
     assert told()[fast] == "does not hold: 99.00 times"
     assert told([])[fast].startswith("open")
     last = records.pop(-2)  # CAffNet-FF with the last seed
@@ -599,10 +624,27 @@ def test_aims_in_driving():
         record["evaluation"] |= {"cost": cost, "arrived": arrived}
     table = aims_table(group_records(records), [], "cbf")
     assert table is not None
-    _, arrives, mean, each, *_ = (cell_text(row[1]) for row in table.rows)
+    _, arrives, mean, each, fresh, *_ = (cell_text(row[1]) for row in table.rows)
     assert arrives.startswith("so far does not hold: 1 of 2")
     assert mean.startswith("so far holds: CAffNet-FF 7.150e+05")
     assert each.startswith("so far does not hold: CAffNet-FF 6.900e+05, 7.400e+05")
+    assert fresh == "open: no fresh.safe of CAffNet-FF"
+    found = {"starts": 200, "safe": 100.0, "arrived": 96.0, "cost": 1.0, "violation": 0.0, "clearance": 0.1}
+    for record, changes, said in (
+        (records[0], {}, "open: fresh starts with 1 of 2 seeds"),
+        (records[1], {}, "so far holds: safe 100.00, 100.00 %, arrived 96.00, 96.00 %"),
+        (records[1], {"arrived": 94.5}, "so far does not hold: safe 100.00, 100.00 %, arrived 96.00, 94.50 %"),
+        (records[1], {"safe": 99.5}, "so far does not hold: safe 100.00, 99.50 %"),
+    ):
+        record["evaluation"]["fresh"] = found | changes
+        table = aims_table(group_records(records), [], "cbf")
+        assert table is not None
+        assert cell_text(table.rows[4][1]).startswith(said)
+    row = results_table(group_records(records), "cbf", "paper")
+    shown = dict(zip(row.columns, map(cell_text, row.rows[0]), strict=True))
+    assert shown["Collided"] == "0/2" and shown["Arrived"] == "1/2"
+    assert shown["Fresh starts: safe (%)"].startswith("99.75")
+    assert row.columns.index("Collided") < 6  # where a reader sees it without scrolling
 
 
 def test_a_timing_of_some_methods_does_not_hide_one_of_all(tmp_path):
@@ -691,7 +733,7 @@ def made_times(tmp_path: Path, name: str = "a", **other) -> None:
     record = make_record("cbf", "nn", 2)
     kept = {part: record[part] for part in ("versions", "machine", "finished")}
     times = {"nn": {"train_ms": 1.0, "test_ms": 1.0}}
-    record = {"name": "cbf-fair", "task": "cbf", "protocol": "fair", "methods": times, **kept, **other}
+    record = {"name": "cbf-ours", "task": "cbf", "protocol": "ours", "methods": times, **kept, **other}
     write_record(tmp_path / "timing" / f"{name}.json", record)
 
 
@@ -699,7 +741,7 @@ def test_a_report_of_times_alone(tmp_path):
     made_times(tmp_path)
     write_report([tmp_path], tmp_path / "out")
     text = (tmp_path / "out" / "report.md").read_text()
-    assert "| cbf fair: NN | 1.0000 |" in text
+    assert "| cbf ours: NN | 1.0000 |" in text
     assert "There are no runs" not in text
     assert "A & B, 1 thread(s) per run" in text
 

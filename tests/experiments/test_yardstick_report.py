@@ -119,14 +119,25 @@ def test_runs_with_and_without_w():
         fields = {field: getattr(config, field) for field in config.__dataclass_fields__}
         return same | {"name": config.name, "config": fields, "training": training, "evaluation": found, "curves": {}}
 
-    records = [opt("ipopt", -1.0), opt("caffnet-ff", -0.9), opt("caffnet-ff", -0.99, null_start="none")]
-    records += [opt("post-hoc", -0.5), opt("repair", -0.95), opt("caffnet-ff", -0.7, null_start="none", clip=1.0)]
+    small = {"hidden": 200, "null_rate": 0.1}
+    records = [opt("ipopt", -1.0), opt("caffnet-ff", -0.9, null_start="zero", **small), opt("caffnet-ff", -0.99)]
+    records += [opt("caffnet-ff", -0.8, **small)]  # the protocol's own runs come first
+    records += [opt("caffnet-ff-each", -0.8, hidden=200)]
+    records += [opt("post-hoc", -0.5), opt("repair", -0.95), opt("caffnet-ff", -0.7, clip=1.0)]
     records += [made("dcopf-14", "orthogonal", value=0.2), made("dcopf-14", "caffnet-ff", value=0.3)]
     table = null_space_table(group_records(records))
     assert table is not None
     assert [[cell_text(cell) for cell in row] for row in table.rows] == [
-        ["opt ours: CAffNet-FF", "0.0100, 1 seed", "0.1000, 1 seed", "–", "0.5000, 1 seed", "0.0500, 1 seed"],
-        ["dcopf-14: CAffNet-FF", "0.2000", "0.3000", "–", "–", "–"],
+        [
+            "opt ours: CAffNet-FF",
+            "0.0100, 1 seed",
+            "0.1000, 1 seed [hidden=200, null_rate=0.1]",
+            "–",
+            "0.2000, 1 seed [hidden=200]",
+            "0.5000, 1 seed",
+            "0.0500, 1 seed",
+        ],
+        ["dcopf-14: CAffNet-FF", "0.2000", "0.3000", "–", "–", "–", "–"],
     ]
     assert null_space_table(group_records(records[:2])) is None
 
@@ -161,3 +172,11 @@ def test_the_published_page_is_that_of_the_records():
     for task in yardsticks.NAMES:
         for table in yardstick_tables(groups, task):
             assert as_markdown(table) in shown, "run caffnet report, see CONTRIBUTING.md"
+
+
+def test_rows_are_called_what_they_are_in_their_task():
+    records = [made("hardnet-cbf", "base"), made("forecast-wiki2", "base"), made("forecast-wiki2", "minimiser")]
+    drive, base, projected = (group.title for group in group_records(records))
+    assert drive == "No learning: the nominal controller"
+    assert base == "No learning: base forecasts"
+    assert projected == "No learning: base forecasts, projected (non-negative MinT)"

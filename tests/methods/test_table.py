@@ -71,7 +71,9 @@ def test_methods_do_what_they_declare(table: Table):
 
 
 def test_the_papers_claims_are_seen(table: Table):
-    assert [c.claim for c in table.claims if c.seen is False] == ["y = A x + b"]  # POLICE learns its A and b
+    wrong = [c.claim for c in table.claims if c.seen is False]
+    assert wrong[0] == "y = A x + b"  # POLICE learns its A and b
+    assert [claim.partition(":")[0] for claim in wrong[1:]] == ["HardNet is a special case"]
     said = {c.method for c in table.claims if c.claim.startswith("Satisfaction")}
     assert said == {m for m in METHODS if PAPER[m][2] != "-"}
     assert {c.claim for c in table.claims if c.method == "hardnet"} >= {

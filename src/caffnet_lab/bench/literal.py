@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
+from caffnet import AffineSet
 from caffnet_lab.bench.tasks import Task
 
 TOLERANCE = 1e-10  # the authors'
@@ -45,8 +46,23 @@ def build(task: Task) -> Callable[[Tensor], Tensor]:
     A = torch.cat([s.G, s.C, -s.C], -2)
     A = A.expand(task.batch, -1, -1).contiguous() if task.shared else A
     b = torch.cat([s.h, s.d, -s.d], -1)
+    return enumeration(A, b, range(1, min(A.shape[-2:]) + 1))
+
+
+def of_set(rows: AffineSet, batch: int, lite: bool = False) -> Callable[[Tensor], Tensor]:
+    """The same for a set, a row for each side of each of its rows; `lite` looks at single rows and vertices only."""
+    above, below = (bound.isfinite().reshape(-1, rows.m).any(0) for bound in (rows.upper, rows.lower))
+    A = torch.cat([rows.A[..., above, :], -rows.A[..., below, :]], -2)
+    b = torch.cat([rows.upper[..., above], -rows.lower[..., below]], -1)
     m, n = A.shape[-2:]
-    groups = [torch.tensor(list(itertools.combinations(range(m), k))) for k in range(1, min(m, n) + 1)]
+    sizes = (1, min(m, n)) if lite else range(1, min(m, n) + 1)
+    return enumeration(A.expand(batch, m, n).contiguous(), b.expand(batch, m), sizes)
+
+
+def enumeration(A: Tensor, b: Tensor, sizes: Sequence[int]) -> Callable[[Tensor], Tensor]:
+    """The map ``f -> y`` for rows ``A y <= b``, ``(B, m, n)`` and ``(B, m)``, with subsets of these sizes."""
+    m, n = A.shape[-2:]
+    groups = [torch.tensor(list(itertools.combinations(range(m), k))) for k in sizes]
 
     def project(f: Tensor) -> Tensor:
         candidates, feasible = [], []

@@ -11,6 +11,7 @@ from caffnet import CAffNet, FeedForward, Transformer
 from caffnet.methods import DC3, FSNet, HardNet, Soft
 from caffnet_lab.experiments.config import ConfigError, RunConfig
 from caffnet_lab.experiments.problem import Problem
+from caffnet_lab.experiments.specific_null import SpecificNull
 
 
 def build_model(config: RunConfig, problem: Problem, *, strict: bool = False) -> nn.Module:
@@ -43,6 +44,10 @@ def build_model(config: RunConfig, problem: Problem, *, strict: bool = False) ->
         search = "lite" if method.endswith("lite") else config.search
         f, w = _feedforward(config, problem), _feedforward(config, problem)
         model = CAffNet(f, problem.enforced(search), **_null_space(w, config), search=search, **options)
+    elif method == "caffnet-ff-each":
+        f = _feedforward(config, problem)
+        here = problem.build_set(problem.train)
+        model = SpecificNull(f, problem.constraint, here, lambda n_out: _feedforward(config, problem, n_out))
     elif method == "caffnet-tf":
         f = Transformer(problem.n_in, problem.n_out, feedforward=config.feedforward)
         chosen = problem.enforced(config.search)
@@ -59,11 +64,11 @@ def _null_space(w: nn.Module, config: RunConfig) -> dict[str, Any]:
     return {"null": w, "null_start": config.null_start, "lazy_null": by_itself}
 
 
-def _feedforward(config: RunConfig, problem: Problem) -> nn.Module:
+def _feedforward(config: RunConfig, problem: Problem, n_out: int | None = None) -> nn.Module:
     start = torch.get_rng_state()
     network = FeedForward(
         problem.n_in,
-        problem.n_out,
+        problem.n_out if n_out is None else n_out,
         config.hidden,
         batch_norm=config.batch_norm,
         dropout=config.dropout,

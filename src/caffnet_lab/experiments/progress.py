@@ -1,9 +1,10 @@
-"""Progress of many runs on a terminal; one line per finished run elsewhere."""
+"""Progress of many runs on a terminal; elsewhere one line per finished run, and a sign of life every minute."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,11 +25,15 @@ HEADLINE = {
 }
 
 
+#: Seconds between two lines in a log; ticks come after whole epochs, so a little less than a minute.
+HEARTBEAT = 50.0
+
+
 @contextlib.contextmanager
-def progress_bars(runs: list[RunConfig], console: Console) -> Iterator[tuple[OnTick | None, OnDone]]:
-    """The callbacks for `run_campaign`: bars with loss, violation and time left, if the console is a terminal."""
+def progress_bars(runs: list[RunConfig], console: Console) -> Iterator[tuple[OnTick, OnDone]]:
+    """The callbacks for `run_campaign`: bars with loss, violation and time left on a terminal, else lines."""
     if not console.is_terminal:
-        yield None, lambda config, record: console.print(describe(config, record), soft_wrap=True, highlight=False)
+        yield _lines(console)
         return
     columns = (
         TextColumn("{task.description}"),
@@ -56,6 +61,23 @@ def progress_bars(runs: list[RunConfig], console: Console) -> Iterator[tuple[OnT
             bars.advance(whole)
 
         yield on_tick, on_done
+
+
+def _lines(console: Console) -> tuple[OnTick, OnDone]:
+    """For a pipe: what is finished, and in between how far a run is, at least every minute or every epoch."""
+    told = time.monotonic()
+
+    def say(text: str) -> None:
+        nonlocal told
+        told = time.monotonic()
+        console.print(text, soft_wrap=True, highlight=False)
+
+    def on_tick(config: RunConfig, tick: Tick) -> None:
+        if time.monotonic() - told >= HEARTBEAT:
+            done = f"epoch {tick.epoch} of {tick.epochs}"
+            say(f"{config.label}: {done}, loss {tick.loss:.6g}, worst violation {tick.worst:.1e}")
+
+    return on_tick, lambda config, record: say(describe(config, record))
 
 
 def describe(config: RunConfig, record: dict[str, Any]) -> str:

@@ -18,7 +18,16 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from caffnet_lab.experiments.config import ALL_METHODS, PROTOCOLS, TASKS, UNTRAINED, ConfigError, RunConfig, resolve
+from caffnet_lab.experiments.config import (
+    ALL_METHODS,
+    PROTOCOLS,
+    TASKS,
+    TIMED_ONLY,
+    UNTRAINED,
+    ConfigError,
+    RunConfig,
+    resolve,
+)
 from caffnet_lab.experiments.files import read_limited, write_once
 from caffnet_lab.experiments.shape import (
     COUNT,
@@ -70,6 +79,7 @@ FORECAST: dict[str, Any] = {
     "inequality": VIOLATIONS,
 }
 DRIVEN: dict[str, Any] = {**dict.fromkeys(("cost", "collided", "clearance"), NUMBER), "inequality": VIOLATIONS}
+FRESH = dict.fromkeys(("starts", "safe", "arrived", "cost", "violation", "clearance"), NUMBER)
 #: The metrics of a network on the test set.
 METRICS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(OPTIMISED, OPTIMUM),
@@ -79,7 +89,7 @@ METRICS: dict[str, dict[str, Any]] = {
     "opt": {"objective": NUMBER, "inequality": VIOLATIONS, "equality": VIOLATIONS},
     "cbf": {
         **{"cost": NUMBER, "final_distance": NUMBER, "arrived": FLAG, "collided": FLAG},
-        **{"arrival_time?": NUMBER_OR_NULL, "inequality": VIOLATIONS},
+        **{"arrival_time?": NUMBER_OR_NULL, "inequality": VIOLATIONS, "fresh?": FRESH},
     },
 }
 STRICT: dict[str, Any] = {"exact_inequality?": VIOLATIONS}
@@ -302,9 +312,10 @@ def _read_timing(path: Path) -> dict[str, Any]:
     _check_parts(path, record, TIMING_PARTS)
     _check(path, every_value(record["versions"], TEXT, "versions"))
     methods = record["methods"]
-    if unknown := [name for name in methods if name not in KNOWN["method"]]:
+    known = (*KNOWN["method"], *TIMED_ONLY.get(record["task"], ()))
+    if unknown := [name for name in methods if name not in known]:
         raise RecordError(
-            f"{path} is damaged: methods must be of {', '.join(KNOWN['method'])}, got {shown(unknown[0])}. {ADVICE}"
+            f"{path} is damaged: methods must be of {', '.join(known)}, got {shown(unknown[0])}. {ADVICE}"
         )
     _check_parts(path, record, {"methods": dict.fromkeys(methods, TIMES)})
     for kind in ("train_ms_rounds", "test_ms_rounds"):

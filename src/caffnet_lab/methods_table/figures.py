@@ -1,7 +1,12 @@
-"""The paper's Figures 1 and 4, drawn from what the methods really return."""
+"""The paper's Figures 1, 2, 3 and 8, drawn from what the methods really return, and the error by width.
+
+Figures 4 to 7 are drawn from records, see `caffnet report`.
+"""
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,17 +15,25 @@ import torch
 from torch import Tensor, nn
 
 from caffnet import AffineSet, project
+from caffnet.control.pid import body_frame_error
 from caffnet.methods import HardNet
+from caffnet_lab.methods_table.approximation import approximation
 
 INK, SET, EDGE, GOOD, BAD = "#1d2733", "#8fb8de", "#4a6b8a", "#1b7f4d", "#c8342b"
 SHADES = ("#5b3a9e", "#d98200", "#0f8b8d")
 
 
 def draw_all(folder: Path, formats: Sequence[str] = ("png", "pdf")) -> list[Path]:
-    """Draw both figures into a folder; returns the files."""
+    """Draw all figures into a folder; returns the files."""
     folder.mkdir(parents=True, exist_ok=True)
     written = []
-    for name, figure in (("figure1_dependent_rows", figure_1()), ("figure4_null_space", figure_4())):
+    for name, figure in (
+        ("figure1_dependent_rows", figure_1()),
+        ("figure2_framework", figure_2()),
+        ("figure3_null_space", figure_3()),
+        ("figure8_body_frame", figure_8()),
+        ("approximation", approximation()),
+    ):
         for kind in formats:
             path = folder / f"{name}.{kind}"
             figure.savefig(path, dpi=200, bbox_inches="tight")
@@ -71,18 +84,75 @@ def figure_1() -> Any:
     return figure
 
 
-# ---------------------------------------------------------------------------------------------------- Figure 4
+# ---------------------------------------------------------------------------------------------------- Figure 2
 
 
-def figure_4() -> Any:
+def four_rows() -> AffineSet:
+    """A bounded set with four edges, of Figures 2 and 3."""
+    return AffineSet.inequality(
+        torch.tensor([[0.0, 1.0], [1.0, 0.6], [-1.0, 0.3], [0.3, -1.0]], dtype=torch.float64),
+        torch.tensor([0.6, 1.4, 1.5, 1.6], dtype=torch.float64),
+    )
+
+
+def candidates(limits: AffineSet, f: Tensor, w: Tensor) -> dict[tuple[int, ...], Tensor]:
+    """``P_γ`` for every choice γ of one or two rows with upper bounds, by the paper's formula."""
+    found = {}
+    for size in (1, 2):
+        for rows in itertools.combinations(range(limits.m), size):
+            some, bound = limits.A[list(rows)], limits.upper[list(rows)]
+            inverse = torch.linalg.pinv(some)
+            found[rows] = f - inverse @ (some @ f - bound) + (torch.eye(2, dtype=f.dtype) - inverse @ some) @ w
+    return found
+
+
+def figure_2() -> Any:
+    """The framework in three steps: two networks, a candidate for every choice of rows, the nearest feasible one."""
+    limits = four_rows()
+    f, w = (torch.tensor(point, dtype=torch.float64) for point in ((-0.25, 1.75), (0.6, 0.15)))
+    figure, axes = _panels(3)
+    titles = (
+        "(a) Networks: $f_\\theta(x)$ and $w_\\phi(x)$",
+        "(b) A candidate $P_\\gamma$ for every choice of rows",
+        "(c) The feasible candidate nearest to $f_\\theta(x)$",
+    )
+    found = candidates(limits, f, w)
+    y = project(f, limits, w).value
+    for axis, title in zip(axes, titles, strict=True):
+        _region(axis, limits, span=2.6)
+        axis.plot(*f, "o", color=INK, ms=6, zorder=6)
+        axis.annotate("$f_\\theta(x)$", f, (-6, -16), textcoords="offset points", color=INK, fontsize=11, ha="right")
+        axis.set_title(title, fontsize=11, color=INK, pad=8)
+    _arrow(axes[0], f, f + w, SHADES[0], style=":", head="->")
+    axes[0].annotate("$w_\\phi(x)$", f + w, (2, 6), textcoords="offset points", color=SHADES[0], fontsize=11)
+    axes[0].text(-0.35, -0.75, "$A(x)\\,y \\leq b(x)$", color="#2a5d8f", fontsize=11, ha="center")
+    for axis in axes[1:]:
+        for rows, point in found.items():
+            good = bool(limits.contains(point))
+            face = GOOD if good else "white"
+            axis.plot(*point, "os"[len(rows) - 1], mfc=face, mec=GOOD if good else BAD, ms=6.5, mew=1.4, zorder=5)
+    axes[1].text(
+        0.97,
+        0.03,
+        "circles: one row, squares: two; hollow: outside",
+        transform=axes[1].transAxes,
+        ha="right",
+        fontsize=8,
+    )
+    _arrow(axes[2], f, y, GOOD)
+    axes[2].annotate("$P^*(x)$", y, (-8, -18), textcoords="offset points", color=GOOD, fontsize=11)
+    return figure
+
+
+# ---------------------------------------------------------------------------------------------------- Figure 3
+
+
+def figure_3() -> Any:
     """Where the null-space vector w takes the output: along an edge, or to a vertex.
 
     Hollow circles are candidates ``P_γ`` that leave the set: the nearest feasible one is then the vertex.
     """
-    limits = AffineSet.inequality(
-        torch.tensor([[0.0, 1.0], [1.0, 0.6], [-1.0, 0.3], [0.3, -1.0]], dtype=torch.float64),
-        torch.tensor([0.6, 1.4, 1.5, 1.6], dtype=torch.float64),
-    )
+    limits = four_rows()
     cases = (
         ("(a) Projection onto an edge", (-0.15, 1.75), ((0.0, 0.0), (-0.85, 0.3), (0.95, 0.15))),
         ("(b) Projection onto a vertex", (1.55, 1.35), ((0.0, 0.0), (-0.25, 0.8), (0.75, -0.1))),
@@ -125,16 +195,54 @@ def _left_out(limits: AffineSet, f: Tensor, w: Tensor) -> list[Tensor]:
     return found
 
 
+# ---------------------------------------------------------------------------------------------------- Figure 8
+
+
+def figure_8() -> Any:
+    """The errors that the nominal controller of cbf works with: the way to the goal in the axes of the robot."""
+    robot, goal = (torch.tensor(state, dtype=torch.float64) for state in ((1.0, 0.7, 0.5), (3.4, 3.0, 0.0)))
+    ahead, side, _ = body_frame_error(robot, goal).tolist()
+    place, there, heading = robot[:2], goal[:2], float(robot[2])
+    along = torch.tensor([math.cos(heading), math.sin(heading)], dtype=torch.float64)
+    left = torch.tensor([-math.sin(heading), math.cos(heading)], dtype=torch.float64)
+    corner = place + ahead * along
+    (figure, (axis,)) = _panels(1)
+    for axes, name in ((along, "$X_B$"), (left, "$Y_B$")):
+        end = place + 3.9 * axes if name == "$X_B$" else place + 2.2 * axes
+        _arrow(axis, place, end, EDGE)
+        axis.annotate(name, end, (4, -12), textcoords="offset points", color=EDGE, fontsize=11)
+    axis.plot(*torch.stack([place, there], -1), ":", color=INK, lw=1.2)
+    for start, end, colour, text, offset in (
+        (place, corner, GOOD, "$e_{\\mathrm{long}}$", (8, -16)),
+        (corner, there, BAD, "$e_{\\mathrm{lat}}$", (8, 0)),
+    ):
+        axis.plot(*torch.stack([start, end], -1), color=colour, lw=2.6, solid_capstyle="butt", zorder=5)
+        told = f"{text} = {ahead if start is place else side:.2f}"
+        axis.annotate(told, (start + end) / 2, offset, textcoords="offset points", color=colour, fontsize=11)
+    axis.plot(*place, "o", color=INK, ms=8, zorder=6)
+    axis.annotate("$(p_x, p_y)$", place, (-6, -18), textcoords="offset points", color=INK, fontsize=11)
+    axis.plot(*there, "*", color=INK, ms=12, zorder=6)
+    axis.annotate("$(p_{x,ref}, p_{y,ref})$", there, (-30, 10), textcoords="offset points", color=INK, fontsize=11)
+    turn = torch.linspace(0.0, heading, 30, dtype=torch.float64)
+    axis.plot(place[0] + 0.8 * torch.cos(turn), place[1] + 0.8 * torch.sin(turn), color=EDGE, lw=1)
+    axis.plot([float(place[0]), float(place[0]) + 1.1], [float(place[1])] * 2, color=EDGE, lw=0.8, ls="--")
+    axis.annotate("$\\theta$", place + torch.tensor([0.88, 0.12]), color=EDGE, fontsize=11)
+    axis.set(xlim=(-0.4, 5.2), ylim=(0, 4), xlabel="$p_x$", ylabel="$p_y$", aspect="equal")
+    for edge in ("top", "right"):
+        axis.spines[edge].set_visible(False)
+    return figure
+
+
 # ---------------------------------------------------------------------------------------------------- parts
 
 
-def _panels() -> tuple[Any, Any]:
+def _panels(count: int = 2) -> tuple[Any, Any]:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError("Figures need matplotlib: pip install 'caffnet[experiments]'.") from error
-    figure = Figure(figsize=(9.2, 4.5), layout="constrained")
-    return figure, figure.subplots(1, 2)
+    figure = Figure(figsize=(4.6 * count, 4.5), layout="constrained")
+    return figure, figure.subplots(1, count, squeeze=False)[0]
 
 
 def _region(axis: Any, limits: AffineSet, span: float) -> None:

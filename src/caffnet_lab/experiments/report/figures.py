@@ -37,6 +37,7 @@ COLOURS = {
     "hardnet": "#0072B2",
     "caffnet-ff": "#D55E00",
     "caffnet-ff-lite": "#CC79A7",
+    "caffnet-ff-each": "#332288",
     "caffnet-tf": "#009E73",
     "post-hoc": "#56B4E9",
     "repair": "#882255",
@@ -66,6 +67,12 @@ STYLE: Any = {
 FIGURE_SEED = {"pwc": 6, "cbf": 10}
 LEAST_GAP = 1e-3  # of a loss summed over 1000 samples: what lies below is solved
 DPI = 200
+PENALTIES = "The losses of NN and HardNet have their penalty in them, 100 times the squared violations."
+#: Where a figure is one of the paper's.
+PAPER_FIGURES = {
+    **{("pwc", "functions"): "Figure 4", ("pwc", "loss"): "Figure 5"},
+    **{("cbf", "trajectories"): "Figure 6", ("cbf", "inputs"): "Figure 7"},
+}
 
 Drawing = Callable[[list[Group]], Figure | None]
 
@@ -83,7 +90,7 @@ def figures(groups: list[Group], best: dict[int, float] | None = None) -> dict[s
     part = f", first {FIRST_EPOCHS} epochs" if longest > FIRST_EPOCHS else ""
     part += f" (cut off at {LEAST_GAP:g})" if task == "opt" else ""
     wanted: list[tuple[str, str, Drawing]] = [
-        ("loss", f"{told}{part}: median over seeds and neighbouring epochs, range shaded.", training_loss)
+        ("loss", f"{told}{part}: median over seeds and neighbouring epochs, range shaded. {PENALTIES}", training_loss)
     ]
     if task == "pwc":
         caption = "Learned functions and the feasible region (white). Thin lines: the other seeds."
@@ -98,6 +105,11 @@ def figures(groups: list[Group], best: dict[int, float] | None = None) -> dict[s
                 "local optimum."
             )
         wanted.append(("gap", caption, partial(optimality_gap, best=best)))
+        caption = (
+            "Repair: a soft network, trained and then frozen, projected as it is (left) and with only w trained "
+            "(right): distance of the mean objective from IPOPT's, seed by seed."
+        )
+        wanted.append(("repair", caption, partial(repaired, best=best)))
     if task == "cbf":
         drawn_seeds = {_drawn_record(group, groups)["config"]["seed"] for group in groups}
         seed = f", seed {drawn_seeds.pop()}" if len(drawn_seeds) == 1 else ""
@@ -117,6 +129,8 @@ def figures(groups: list[Group], best: dict[int, float] | None = None) -> dict[s
             figure = draw(groups)
             if figure is not None:
                 shown = [g for g in groups if name != "loss" or g.method != "post-hoc"]  # whose loss is the NN's
+                numbered = PAPER_FIGURES.get((task, name))
+                caption = f"{numbered} of the paper. {caption}" if numbered else caption
                 drawn[name] = (f"{caption}{_settings(shown)}", figure)
     return drawn
 
@@ -265,6 +279,27 @@ def optimality_gap(groups: list[Group], best: dict[int, float]) -> Figure | None
     ax.set_xlim(-0.5, len(seeds) - 0.5)
     ax.set_ylabel("|objective - IPOPT|")
     figure.legend(loc="outside right upper", handletextpad=0.2)
+    return figure
+
+
+def repaired(groups: list[Group], best: dict[int, float]) -> Figure | None:
+    """One line per seed, from the frozen network's projection to what w makes of it."""
+    before, after = (
+        next((_gaps(group, best) for group in groups if group.method == name), {}) for name in ("post-hoc", "repair")
+    )
+    seeds = sorted(before.keys() & after.keys())
+    if not seeds:
+        return None
+    figure = Figure(figsize=(4.2, 2.8), layout="constrained")
+    ax = figure.subplots()
+    for seed in seeds:
+        ends = [abs(before[seed]), abs(after[seed])]
+        ax.plot([0, 1], ends, color=COLOURS["repair"], marker="o", markersize=4, linewidth=1.0)
+        ax.annotate(f"seed {seed}", (1, ends[1]), xytext=(6, -3), textcoords="offset points", fontsize=8)
+    ax.set_yscale("log")
+    ax.set_xlim(-0.25, 1.45)
+    ax.set_xticks([0, 1], ["f projected", "w trained"])
+    ax.set_ylabel("|objective - IPOPT|")
     return figure
 
 

@@ -144,19 +144,28 @@ def _digits(value: float | None) -> str:
 
 def as_html(table: Table) -> str:
     """A table element with its heading and note."""
-    head = "".join(f"<th>{html.escape(column)}</th>" for column in table.columns)
+    head = "".join(f"<th>{unbroken(html.escape(column))}</th>" for column in table.columns)
     body = []
     for i, row in enumerate(table.rows):
-        cells = "".join(f"<td>{_break_spread(cell)}</td>" for cell in row)
+        cells = "".join(f"<td>{unbroken(_break_spread(cell))}</td>" for cell in row)
         body.append(f'<tr class="paper">{cells}</tr>' if i in table.quiet else f"<tr>{cells}</tr>")
     kind = ' class="prose"' if table.prose else ""
     typed = html.escape("\n".join(table.commands))
     commands = f"<details><summary>Commands</summary><pre>{typed}</pre></details>" if typed else ""
     return (
-        f'<section><h3>{html.escape(table.title)}</h3><p class="note">{html.escape(table.note)}</p>'
+        f'<section><h3>{html.escape(table.title)}</h3><p class="note">{unbroken(html.escape(table.note))}</p>'
         f'<div class="scroll"><table{kind}><thead><tr>{head}</tr></thead>'
         f"<tbody>{''.join(body)}</tbody></table></div>{commands}</section>"
     )
+
+
+def unbroken(text: str) -> str:
+    """HTML whose numbers with a sign stay on one line; a browser would break after the sign.
+
+    >>> unbroken("at most 1.2e-10, seeds 2 6")
+    'at most <span class="number">1.2e-10</span>, seeds 2 6'
+    """
+    return re.sub(r"(?<![\w.&#])(-?\d[\d.]*e[-+]\d+|-\d[\d.]*)(?![\w;])", r'<span class="number">\1</span>', text)
 
 
 def _break_spread(cell: Cell) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from caffnet_lab.experiments.config import PROTOCOLS, QUICK_EPOCHS, SEEDS, TASKS, UNTRAINED, RunConfig, resolve
+from caffnet_lab.experiments.yardsticks.tasks import FORECASTS
 
 TITLES = {
     "ipopt": "IPOPT",
@@ -30,12 +31,30 @@ TITLES = {
     "orthogonal": "CAffNet without w",
     "caffnet-ff": "CAffNet-FF",
     "caffnet-ff-lite": "CAffNet-FF (Lite)",
+    "caffnet-ff-each": "CAffNet-FF, a w for every choice of rows",
     "caffnet-tf": "CAffNet-TF",
     "post-hoc": "NN, projected afterwards",
     "repair": "NN, frozen, repaired by w",
+    "enumeration": "The layer by plain enumeration",
+    "enumeration-lite": "The layer by plain enumeration (Lite)",
+}
+#: Rows that are something else in some tasks.
+TASK_TITLES = {
+    ("hardnet-cbf", "base"): "No learning: the nominal controller",
+    ("hardnet-cbf", "minimiser"): "No learning: the nominal controller, projected (CBF-QP)",
+    **{(task, "minimiser"): "No learning: base forecasts, projected (non-negative MinT)" for task in FORECASTS},
 }
 ORDER = tuple(TITLES)
 FIRST_EPOCHS = 4000  # what the paper shows of the training loss
+
+
+def title_of(task: str, method: str) -> str:
+    """The name of a row in the tables of a task.
+
+    >>> title_of("opt", "nn"), title_of("hardnet-cbf", "base")
+    ('NN', 'No learning: the nominal controller')
+    """
+    return TASK_TITLES.get((task, method), TITLES.get(method, method))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +78,7 @@ class Group:
     @property
     def title(self) -> str:
         """The name of the row."""
-        return TITLES.get(self.method, self.method) + (f" [{self.changes}]" if self.changes else "")
+        return title_of(self.task, self.method) + (f" [{self.changes}]" if self.changes else "")
 
     @property
     def seeds(self) -> list[int]:

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 
+from caffnet_lab.experiments.config import PAPER_TASKS, PROTOCOLS
 from caffnet_lab.experiments.report.groups import TITLES, Group, full_runs, mean_and_spread
 from caffnet_lab.experiments.report.tables import EMPTY, Cell, Table, optima
 from caffnet_lab.experiments.report.yardsticks import JUDGED
 
 STARTS = ("none", "zero", "random")
+OTHERS = ("caffnet-ff-each", "post-hoc", "repair")
+#: Settings that go with w: where it starts and how fast it learns, and widths, so that one network is as large as two.
+OF_W = ("null_start", "null_rate", "hidden", "feedforward")
 NOTE = (
-    "Lower is better. opt: the largest distance of the mean objective to IPOPT's over the seeds, and how many seeds; "
-    "in the last two columns f is a soft network, trained and then frozen: projected as it is, or with w trained alone "
-    "(`caffnet run opt --protocol ours --method repair`). The yardsticks: the mean of the figure that methods are "
-    "compared by (gap in percent, error, cost), with the tangent gradient; whether a difference is one stands in their "
-    "tables."
+    "Lower is better. opt: the largest distance of the mean objective to IPOPT's over the seeds; pwc: the mean MSE; "
+    "cbf: the largest cost; with the number of seeds, and in square brackets how the sizes of the networks and the "
+    "rate of w differ from the protocol's. “A w for every choice of rows” is the paper's remark, by enumeration and "
+    "with the exact gradient. In the last two columns f is a soft network, trained and then frozen: projected as it "
+    "is, or with w trained alone (`caffnet run opt --protocol ours --method repair`). The yardsticks: the mean of the "
+    "figure that methods are compared by (gap in percent, error, cost), with the tangent gradient; whether a "
+    "difference is one stands in their tables."
 )
 
 
@@ -24,39 +31,49 @@ def null_space_table(groups: Sequence[Group]) -> Table | None:
     rows = [*_paper_rows(known), *_yardstick_rows(known)]
     if not rows:
         return None
-    columns = ("Runs", "without w", "w from zero", "w from random", "f frozen, projected", "f frozen, only w trained")
+    columns = ("Runs", "without w", "w from zero", "w from random", "a w for every choice of rows")
+    columns += ("f frozen, projected", "f frozen, only w trained")
     return Table("null-space", "With and without w", NOTE, columns, tuple(rows))
 
 
 def _paper_rows(groups: list[Group]) -> list[tuple[Cell, ...]]:
     best = optima(list(groups))
     rows = []
-    for protocol in ("paper", "ours"):
-        mine = [group for group in groups if (group.task, group.protocol) == ("opt", protocol)]
+    for task, protocol in ((task, protocol) for task in PAPER_TASKS for protocol in PROTOCOLS):
+        mine = [group for group in groups if (group.task, group.protocol) == (task, protocol)]
         for method in ("caffnet-ff", "caffnet-tf"):
             found = {_start(group): group for group in reversed(mine) if group.method == method and _start(group)}
-            if len(found) < 2:
+            others = [next((g for g in mine if g.method == name and _start(g)), None) for name in OTHERS]
+            if len(found) < 2 and not (method == "caffnet-ff" and any(others)):
                 continue
-            last = [
-                next((g for g in mine if g.method == name and not g.changes), None) for name in ("post-hoc", "repair")
-            ]
-            shown = [found.get(start) for start in STARTS] + (last if method == "caffnet-ff" else [None, None])
-            rows.append((Cell(text=f"opt {protocol}: {TITLES[method]}"), *(_largest_gap(g, best) for g in shown)))
+            shown = [found.get(start) for start in STARTS] + (
+                others if method == "caffnet-ff" else [None] * len(others)
+            )
+            rows.append((Cell(text=f"{task} {protocol}: {TITLES[method]}"), *(_figure(group, best) for group in shown)))
     return rows
 
 
 def _start(group: Group) -> str | None:
-    """How w starts, where nothing else departs from the protocol."""
-    others = [change for change in group.changes.split(", ") if change and not change.startswith("null_start=")]
-    return None if others else group.records[0]["config"]["null_start"]
+    """How w starts, where nothing departs from the protocol but what goes with w."""
+    departures = [change.partition("=")[0] for change in group.changes.split(", ") if change]
+    return group.records[0]["config"]["null_start"] if set(departures) <= set(OF_W) else None
 
 
-def _largest_gap(group: Group | None, best: dict[int, float]) -> Cell:
+def _figure(group: Group | None, best: dict[int, float]) -> Cell:
+    """What a group is compared by, over its seeds."""
     if group is None:
         return EMPTY
-    pairs = zip(group.seeds, group.values("objective"), strict=True)
-    gaps = [abs(value - best[seed]) for seed, value in pairs if seed in best]
-    return Cell(max(gaps), remark=f", {len(gaps)} seed{'s' * (len(gaps) > 1)}") if gaps else EMPTY
+    if group.task == "opt":
+        pairs = zip(group.seeds, group.values("objective"), strict=True)
+        values = [abs(value - best[seed]) for seed, value in pairs if seed in best]
+    else:
+        values = group.values({"pwc": "mse", "cbf": "cost"}[group.task])
+    if not values:
+        return EMPTY
+    others = [change for change in group.changes.split(", ") if change and not change.startswith("null_start=")]
+    size = f" [{', '.join(others)}]" if others else ""
+    figure = statistics.fmean(values) if group.task == "pwc" else max(values)
+    return Cell(figure, remark=f", {len(values)} seed{'s' * (len(values) > 1)}{size}")
 
 
 def _yardstick_rows(groups: list[Group]) -> list[tuple[Cell, ...]]:
@@ -65,5 +82,5 @@ def _yardstick_rows(groups: list[Group]) -> list[tuple[Cell, ...]]:
         plain = {g.method: g for g in reversed(groups) if g.task == task and not g.changes}
         if "orthogonal" in plain and "caffnet-ff" in plain:
             cells = [Cell(*mean_and_spread(plain[name].values(column))) for name in ("orthogonal", "caffnet-ff")]
-            rows.append((Cell(text=f"{task}: CAffNet-FF"), *cells, EMPTY, EMPTY, EMPTY))
+            rows.append((Cell(text=f"{task}: CAffNet-FF"), *cells, EMPTY, EMPTY, EMPTY, EMPTY))
     return rows

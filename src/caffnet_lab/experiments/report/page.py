@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import base64
 import html
+import re
 from typing import TYPE_CHECKING, Any
 
-from caffnet_lab.experiments.report.formats import as_html
+from caffnet_lab.experiments.report.formats import as_html, unbroken
 from caffnet_lab.experiments.report.groups import sources
 from caffnet_lab.experiments.report.tables import Table
 
@@ -23,17 +24,25 @@ body { font: 16px/1.5 system-ui, sans-serif; color: var(--text); background: var
   max-width: 76rem; padding: 1rem 1.5rem 4rem; }
 h1 { font-size: 1.7rem; margin: 1.5rem 0 .3rem; } h2 { margin: 2.5rem 0 .5rem; border-bottom: 1px solid var(--line); }
 h3 { margin: 1.8rem 0 .3rem; font-size: 1.05rem; }
-p.note, figcaption { color: var(--dim); font-size: .88rem; max-width: 60rem; margin: .2rem 0 .6rem; }
+p.note, figcaption, .introduction { color: var(--dim); font-size: .88rem; max-width: 60rem; margin: .2rem 0 .6rem; }
 nav a { margin-right: 1.2rem; }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; font-size: .84rem; }
 th, td { padding: .3rem .6rem; text-align: right; border-bottom: 1px solid var(--line); vertical-align: top;
   font-variant-numeric: tabular-nums; }
 th { border-bottom: 2px solid var(--dim); vertical-align: bottom; } th:first-child, td:first-child { text-align: left; }
-td:first-child { white-space: nowrap; } .prose th, .prose td { text-align: left; }
+td, .number { white-space: nowrap; } td:first-child { white-space: normal; min-width: 9rem; max-width: 18rem; }
+.prose th, .prose td { text-align: left; white-space: normal; }
 tr.paper td { color: var(--dim); font-style: italic; background: var(--soft); } small { color: var(--dim); }
 details { margin: .5rem 0; color: var(--dim); font-size: .84rem; } pre { overflow-x: auto; }
 figure { margin: 1rem 0; } img { max-width: 100%; height: auto; }
 .figures { display: flex; flex-wrap: wrap; gap: 1rem 2rem; align-items: flex-start; }
+@media (max-width: 40rem) {
+  body { padding: .5rem .8rem 3rem; } h1 { font-size: 1.35rem; } nav a { display: inline-block; padding: .3rem 0; }
+  th, td { padding: .25rem .4rem; } td:first-child { max-width: 11rem; } .prose td { min-width: 12rem; }
+  table:not(.prose) th:first-child, table:not(.prose) td:first-child { position: sticky; left: 0;
+    background: var(--back); }
+  table:not(.prose) tr.paper td:first-child { background: var(--soft); }
+}
 """
 
 
@@ -64,16 +73,33 @@ def build_page(
         f"<title>CAffNet: {html.escape(page.title)}</title><style>{STYLE}</style></head><body>"
         f"<h1>CAffNet: {html.escape(page.title)}</h1>"
         f"<p>From {len(records)} records. Rows in italics are published numbers.</p>"
-        f'<p class="note">{html.escape(page.measures)}</p><nav>{links}</nav>'
+        f"<nav>{links}</nav>{_introduction(page.introduction)}"
         f"{''.join(parts)}{_sources(records)}</body></html>\n"
     )
+
+
+def _introduction(lines: tuple[str, ...]) -> str:
+    """The Markdown above the tables: paragraphs and lists with **bold** and `code`."""
+    blocks: list[str] = []
+    for line in lines:
+        text = re.sub(r"`(.+?)`", r"<code>\1</code>", unbroken(html.escape(line)))
+        text = re.sub(r"\*\*(.+?)\*\*", r"<b>\1</b>", text)
+        if line.startswith("- "):
+            item = f"<li>{text[2:]}</li>"
+            if blocks and blocks[-1].endswith("</ul>"):
+                blocks[-1] = blocks[-1].removesuffix("</ul>") + item + "</ul>"
+            else:
+                blocks.append(f"<ul>{item}</ul>")
+        elif line:
+            blocks.append(f"<p>{text}</p>")
+    return f'<div class="introduction">{"".join(blocks)}</div>'
 
 
 def _figure(caption: str, png: bytes) -> str:
     data = base64.b64encode(png).decode()
     text = html.escape(caption)
     image = f'<img alt="{text}" src="data:image/png;base64,{data}" width="640">'
-    return f"<figure>{image}<figcaption>{text}</figcaption></figure>"
+    return f"<figure>{image}<figcaption>{unbroken(text)}</figcaption></figure>"
 
 
 def _sources(records: list[dict[str, Any]]) -> str:

@@ -44,8 +44,7 @@ INTRODUCTION = (
     "- **cbf**: learn to drive a unicycle past three obstacles to the origin, from 300 states for 15 s; the test is "
     "one state for 10 s, its cost the sum of squared distances and corrections with the final state weighted most.",
     "",
-    "Three protocols: “paper” repeats the authors' training; “fair” gives all methods plain networks with the same "
-    "number of parameters; “ours” is what we recommend, stated above each table.",
+    "Two protocols: “paper” repeats the authors' training; “ours” is what we recommend, stated above each table.",
     "",
     MEASURES,
 )

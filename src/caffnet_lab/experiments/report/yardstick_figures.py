@@ -8,7 +8,7 @@ from matplotlib.patches import Ellipse
 
 from caffnet_lab.experiments.config import UNTRAINED
 from caffnet_lab.experiments.report.figures import COLOURS, DASHED, STYLE, lowest_losses
-from caffnet_lab.experiments.report.groups import TITLES, Group, main_groups
+from caffnet_lab.experiments.report.groups import Group, main_groups, title_of
 from caffnet_lab.experiments.shape import is_number
 from caffnet_lab.experiments.yardsticks.tasks import DRIVES, ELLIPSES, FORECASTS
 
@@ -169,4 +169,4 @@ def _short_title(group: Group) -> str:
     short = {"minimiser": "minimiser, projected", "sequential": "50 projections"}
     short |= {"minimiser": "CBF-QP"} if group.task in DRIVES else {}
     short |= {"minimiser": "non-negative MinT"} if group.task in FORECASTS else {}
-    return short.get(group.method, TITLES[group.method].removeprefix("No learning: "))
+    return short.get(group.method, title_of(group.task, group.method).removeprefix("No learning: "))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from caffnet_lab.experiments.config import UNTRAINED, resolve
 from caffnet_lab.experiments.report.formats import number
-from caffnet_lab.experiments.report.groups import TITLES, Group, commands, full_runs, mean_and_spread
+from caffnet_lab.experiments.report.groups import TITLES, Group, commands, full_runs, mean_and_spread, title_of
 from caffnet_lab.experiments.report.tables import EMPTY, Cell, Table
 from caffnet_lab.experiments.report.yardstick_numbers import GOALS, PUBLISHED, Goal, Row
 from caffnet_lab.experiments.yardsticks.tasks import DRIVES, FORECASTS, OPTIMISED
@@ -208,7 +208,7 @@ def judge_goal(goal: Goal, runs: dict[str, Group]) -> str:
             worst, beside = max(group.values(column), default=math.inf), ""
             if isinstance(limit, str):
                 if limit not in runs:
-                    return f"open: no full runs of {TITLES[limit]}"
+                    return f"open: no full runs of {title_of(group.task, limit)}"
                 limit = max(runs[limit].values(column))
                 beside = f" against {number(limit)}"
             holds = holds and worst <= limit
