@@ -269,7 +269,8 @@ def test_every_number_that_decides_lives_in_tolerance(path: Path):
 def test_the_public_names():
     expected = """
     AffineSet BudgetError CAffNet CAffine Conflict ConstraintError DtypeError FeedForward InfeasibleError KernelError
-    Prepared Projection Residuals Solution Status Transformer UnboundedError prepare project project_l1 residuals solve_qp
+    Prepared Projection Residuals Solution Status Transformer UnboundedError prepare project project_l1 residuals
+    solve_qp
     """
     assert sorted(caffnet.__all__) == sorted(expected.split())
     assert all(getattr(caffnet, name).__doc__ for name in caffnet.__all__)

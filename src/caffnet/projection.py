@@ -424,7 +424,8 @@ def _soften(problem: Problem, set: AffineSet, batch: torch.Size, options: Option
 
 def _price(problem: Problem, set: AffineSet, batch: torch.Size) -> Problem:
     """The problem with a slack for each row with a weight."""
-    assert set.softness is not None and set.softness.weight is not None
+    assert set.softness is not None
+    assert set.softness.weight is not None
     weight = set.softness.weight
     if weight.ndim > 1:
         k = weight.shape[-1]

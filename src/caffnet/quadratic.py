@@ -150,8 +150,8 @@ def _rows(q: Tensor, set: AffineSet | Prepared | None, parts: dict[str, ArrayLik
             raise ConstraintError("The rows are sparse, and solve_qp needs whole ones: write set.to_dense().")
         if isinstance(whole, AffineSet) and whole.softness is not None:
             raise ConstraintError(
-                "The set has soft rows, which solve_qp does not take: give each a slack of its own, one more output with "
-                "its price in Q or q."
+                "The set has soft rows, which solve_qp does not take: give each a slack of its own, one more output "
+                "with its price in Q or q."
             )
         return whole
     for rows, right in (("G", "h"), ("A", "b")):

@@ -138,8 +138,8 @@ def _read(source: Source, inputs: Tensor | None) -> _Policy:
         raise ConstraintError("to_c needs at least one output.")
     if set.slacks:
         raise ConstraintError(
-            "to_c does not write the weights of soft rows: use to_onnx or to_aot, which hold them, or rows that are soft "
-            "without a weight."
+            "to_c does not write the weights of soft rows: use to_onnx or to_aot, which hold them, or rows that are "
+            "soft without a weight."
         )
     rows = None if layer.constraint is None else _write_rows(layer, x[0])
     options = dataclasses.replace(layer._options, on_infeasible=_status_instead(layer._options.on_infeasible))
