@@ -126,8 +126,9 @@ def test_data_that_are_not_finite_name_their_process(monkeypatch):
 # ------------------------------------------------------------------------------------------------ Ctrl-C
 
 LONG = """
-import sys, time, torch
+import signal, sys, time, torch
 from caffnet import AffineSet, project
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs are started with Ctrl-C ignored
 torch.set_num_threads(1)
 n, m, samples = map(int, sys.argv[1:4])
 A = torch.randn(m, n, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
