@@ -178,6 +178,31 @@ MUTANTS = {
         "needed > *relax + noise) *relax = 1.5 * needed;",
         "test_data.py::test_nearest_has_the_least_violation test_kernel.py::test_the_least_violation_is_least",
     ),
+    # soft rows
+    "hard rows give way too": (
+        "_kernel/soft.c",
+        "yields = which == ALL_ROWS || soft == (which == SOFT_ROWS);",
+        "yields = 1;",
+        "test_soft_rows.py::test_soft_rows_give_way_by_the_least_and_hard_rows_never",
+    ),
+    "the level does not move with the bounds": (
+        "_kernel/soft.c",
+        "level.q = -tau / rate;",
+        "level.q = 0.0;",
+        "test_soft_rows.py::test_a_level_moves_with_the_bounds_that_set_it",
+    ),
+    "strict looks at hard rows no more where soft ones gave way": (
+        "_kernel/decide.c",
+        "    if (batch->strict) keep_hard_rows(batch, b, work);\n",
+        "",
+        "test_soft_rows.py::test_hard_rows_hold_in_exact_arithmetic_under_strict",
+    ),
+    "a weight counts for a row of another size": (
+        "_solve/slack.py",
+        "price = weight * unit * unit",
+        "price = weight * unit",
+        "test_soft_rows.py::test_the_unit_of_a_row_is_that_of_its_slack",
+    ),
     # exact arithmetic
     "strict does not aim inside": (
         "tolerance.py",
