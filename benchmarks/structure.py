@@ -1,8 +1,8 @@
 """The figures of docs/structure.md: large sets with a structure, beside plain methods and solvers.
 
-Run ``python benchmarks/structure.py > table.md``, or with words of the tasks wanted; rivals take part where installed. One thread, float64, the
-same data for all; times are the least of several runs, per sample, forward (and with backward for ours); the distance
-is to our answer. Solvers get everything that the samples share once, and are asked for 1e-9.
+Run ``python benchmarks/structure.py > table.md``, or with words of the tasks wanted; rivals take part where installed.
+One thread, float64, the same data for all; times are the least of several runs, per sample, forward (and with backward
+for ours); the distance is to our answer. Solvers get everything that the samples share once, and are asked for 1e-9.
 """
 
 # Optional packages, some without types:
