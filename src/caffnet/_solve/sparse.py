@@ -1,8 +1,8 @@
 """Rows with few entries: a matrix that all samples share, kept as its entries.
 
 A matrix is sparse here if it came sparse and has more than `WORTH` places, or is the identity of a box and has more
-than `LARGE`: then it is a CSR tensor with 32-bit indices, and nothing of its full size is ever made. Any other matrix is
-an ordinary tensor. So a caller can take `A` of a small set as it is, and memory grows with the entries of a large one.
+than `LARGE`: then it is a CSR tensor with 32-bit indices, and nothing of its full size is ever made. Any other matrix
+is an ordinary tensor. So a caller can take `A` of a small set as it is, and memory grows with the entries of a large one.
 """
 
 from __future__ import annotations
