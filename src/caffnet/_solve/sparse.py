@@ -2,7 +2,7 @@
 
 A matrix is sparse here if it came sparse and has more than `WORTH` places, or is the identity of a box and has more
 than `LARGE`: then it is a CSR tensor with 32-bit indices, and nothing of its full size is ever made. Any other matrix
-is an ordinary tensor. So a caller can take `A` of a small set as it is, and memory grows with the entries of a large one.
+is an ordinary tensor. So `A` of a small set can be taken as it is, and memory grows with the entries of a large one.
 """
 
 from __future__ import annotations
