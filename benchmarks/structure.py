@@ -1,8 +1,8 @@
 """The figures of docs/structure.md: large sets with a structure, beside plain methods and solvers.
 
-Run ``python benchmarks/structure.py > table.md``; rivals take part where they are installed. One thread, float64, the
-same data for all; times are the least of several runs, per sample, forward (and with backward for ours); the distance
-is to our answer. Solvers get everything that the samples share once, and are asked for 1e-9.
+Run ``python benchmarks/structure.py > table.md``, or with words of the tasks wanted; rivals take part where installed.
+One thread, float64, the same data for all; times are the least of several runs, per sample, forward (and with backward
+for ours); the distance is to our answer. Solvers get everything that the samples share once, and are asked for 1e-9.
 """
 
 # Optional packages, some without types:
@@ -11,6 +11,7 @@ is to our answer. Solvers get everything that the samples share once, and are as
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import resource
 import sys
 import time
@@ -160,6 +161,8 @@ def bounds(task: Task) -> tuple[np.ndarray, np.ndarray]:
 def osqp(task: Task) -> Callable[[], np.ndarray]:
     import osqp as package
 
+    if task.set.n > 2000:
+        raise MemoryError("seconds to minutes for one sample")
     low, high = bounds(task)
     solver, f = package.OSQP(), task.f.numpy()
     options = {"verbose": False, "eps_abs": TOLERANCE, "eps_rel": TOLERANCE, "max_iter": 100_000, "polishing": True}
@@ -179,7 +182,7 @@ def daqp(task: Task) -> Callable[[], np.ndarray]:
     import daqp as package
 
     n = task.set.n
-    if n > 2000:
+    if n > 1000:
         raise MemoryError("dense")
     low, high = (np.clip(t, -1e30, 1e30) for t in bounds(task))
     A, f, sense = (
@@ -198,7 +201,7 @@ def highs(task: Task) -> Callable[[], np.ndarray]:
     import highspy
 
     n, f = task.set.n, task.f.numpy()
-    if n > 2000:
+    if n > 1000:
         raise MemoryError("its QP is dense in the active rows: minutes for one sample")
     low, high = bounds(task)
     A = csc(task.set)
@@ -296,8 +299,10 @@ def main() -> None:
     tasks = [box(100_000), simplex(10_000), budget(10_000), chain(10_000), simplex(1000), budget(300), chain(1000)]
     tasks += [flow(180, 600), flow(360, 1200), equalities(100, 200)]
     head = ["task", "ours", "with backward", "direct", *RIVALS]
-    lines = [head, ["---"] * len(head), *(measure(task) for task in tasks)]
-    sys.stdout.write("\n".join("| " + " | ".join(cells) + " |" for cells in lines) + "\n")
+    wanted = [task for task in tasks if not sys.argv[1:] or any(word in task.name for word in sys.argv[1:])]
+    for cells in itertools.chain([head, ["---"] * len(head)], map(measure, wanted)):
+        sys.stdout.write("| " + " | ".join(cells) + " |\n")
+        sys.stdout.flush()
     sys.stderr.write(
         f"largest memory of this process: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3:.0f} MB\n"
     )

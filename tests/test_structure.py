@@ -44,7 +44,7 @@ def in_entries(set: AffineSet, monkeypatch: pytest.MonkeyPatch) -> AffineSet:
     """The same set with sparse rows, whatever its size."""
     with monkeypatch.context() as patch, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        patch.setattr(sparse, "LARGE", 0)
+        patch.setattr(sparse, "WORTH", 0)
         A = sparse.store(set.A.to_sparse_csr())
     return AffineSet.from_parts(A, set.lower, set.upper, set.labels, set.row_kinds)
 
@@ -321,7 +321,7 @@ def test_sparse_rows_behave_as_rows(monkeypatch: pytest.MonkeyPatch, tmp_path):
         assert sparse.is_sparse(twin.A) and twin.row_kinds == few.row_kinds
     assert torch.equal(few.to_dense().A, dense.A)
     fixed = AffineSet.from_parts(few.A, few.lower[0], few.upper[0], None, few.row_kinds)
-    monkeypatch.setattr(sparse, "LARGE", 0)
+    monkeypatch.setattr(sparse, "WORTH", 0)
     layer = CAffine(fixed)
     again = copy.deepcopy(layer)
     torch.save(layer.state_dict(), tmp_path / "layer.pt")

@@ -29,8 +29,8 @@ def project_l1(f: Tensor, radius: Tensor | float, center: Tensor | float = 0.0, 
     Returns:
         The nearest points, ``(..., n)``.
 
-    >>> project_l1(torch.tensor([3.0, -1.0, 0.5]), 2.0)
-    tensor([2., 0., 0.])
+    >>> project_l1(torch.tensor([3.0, -2.0, 2.0]), 4.0)
+    tensor([ 2., -1.,  1.])
     """
     if not isinstance(f, Tensor) or f.ndim == 0:
         raise ConstraintError(f"f must be a tensor (..., n), got {f!r}.")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-TESTS = ["literal", "nasty", "strict", "gradient", "compromise", "properties"]
+TESTS = ["literal", "nasty", "strict", "gradient", "compromise", "properties", "structure"]
 
 
 def load_build(package: Path) -> Any:

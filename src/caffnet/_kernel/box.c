@@ -68,12 +68,28 @@ FN int clip_sample(const CaffnetBatch *batch, int64_t b) {
     return batch->status[b];
 }
 
+/* The gradient of f without what the rows take. */
+#define PASS(Number)                                                                                                 \
+    {                                                                                                                \
+        const Number *RESTRICT v = (const Number *)to->v + b * to->v_step;                                           \
+        const int8_t *RESTRICT active = batch->active + b * batch->m;                                                \
+        Number *RESTRICT f = (Number *)to->f + b * batch->n;                                                         \
+        for (int64_t j = 0; j < batch->n; j++) f[j] = active[j] ? (Number)0 : v[j];                                  \
+    }
+FN void pass_double(const CaffnetBatch *batch, const CaffnetGradients *to, int64_t b) PASS(double)
+FN void pass_single(const CaffnetBatch *batch, const CaffnetGradients *to, int64_t b) PASS(float)
+
 /* The gradients of sample b of an identity, from its rows: 0 for an output at a bound, which gets it. With `tangent` f
    keeps what leads inside, at every bound that y touches. */
 FN void clip_gradient(const CaffnetBatch *batch, const CaffnetGradients *to, int64_t b) {
     const int8_t *active = batch->active + b * batch->m;
     int single = (int)batch->single, held = 0, passes = batch->status[b] <= CAFFNET_WITHIN_TOL;
     double top = 0.0, share = batch->t.feasibility;
+    if (passes && !batch->tangent && !to->lower && !to->upper && to->f) {
+        if (single) pass_single(batch, to, b);
+        else pass_double(batch, to, b);
+        return;
+    }
     for (int64_t j = 0; j < batch->n; j++) {
         held |= active[j];
         if (batch->tangent) top = larger(top, fabs(load(batch->value, b * batch->n + j, single)));

@@ -1,8 +1,8 @@
 """Rows with few entries: a matrix that all samples share, kept as its entries.
 
-A matrix is sparse here if it came sparse (or is the identity of a box) and has more than `LARGE` places: then it is
-a CSR tensor with 32-bit indices, and nothing of its full size is ever made. Any other matrix is an ordinary tensor. So
-a caller can take `A` of a small set as it is, and memory grows with the entries of a large one.
+A matrix is sparse here if it came sparse and has more than `WORTH` places, or is the identity of a box and has more
+than `LARGE`: then it is a CSR tensor with 32-bit indices, and nothing of its full size is ever made. Any other matrix
+is an ordinary tensor. So `A` of a small set can be taken as it is, and memory grows with the entries of a large one.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from torch import Tensor
 
 from caffnet._solve.tracing import is_compiling
 
-#: Places of a matrix, 8 MB in float64, up to which it is cheaper to store them all.
+#: Places of a box, 8 MB in float64, up to which all are stored: whoever reads `A` finds an ordinary tensor.
 LARGE = 2**20
+#: Places of a matrix that came sparse, up to which the general method on all of them is as fast.
+WORTH = 2**16
 
 
 def is_sparse(A: Tensor) -> bool:
@@ -27,7 +29,7 @@ def store(A: Tensor) -> Tensor:
     """A matrix of any layout as it is kept: entries if it is sparse and large, else in full."""
     if A.layout == torch.strided:
         return A
-    if A.ndim != 2 or A.shape[0] * A.shape[1] <= LARGE:
+    if A.ndim != 2 or A.shape[0] * A.shape[1] <= WORTH:
         return A.to_dense()
     if is_sparse(A):
         return from_entries(A.crow_indices(), A.col_indices(), A.values(), A.shape[1])
