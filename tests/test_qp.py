@@ -176,23 +176,29 @@ def test_singular_programs_are_proven():
 
 @needs_data
 def test_the_multipliers_of_a_grid_are_its_nodal_prices():
-    """Case 118: the price of power at a bus, against HiGHS's duals and against its own minimum at another load."""
+    """Case 118: the price of power at a bus, against HiGHS's duals and against the minimum at another load."""
     data = stored_problem("opf_case118_ieee")
-    set, q = set_of(data), data["q"]
-    best = solve_qp(None, torch.as_tensor(q), set)
-    lines = len(data["lim"])
-
-    # Rows: the flows below their limits, then above, then the balance. A load moves the balance and all flows.
-    def prices(rows: np.ndarray) -> np.ndarray:
-        return -rows[2 * lines] + (rows[:lines] - rows[lines : 2 * lines]) @ -data["M_off"]
-
-    found = best.multipliers.numpy()
-    other = linear_by_highs(q, set)
+    set, q = set_of(data), torch.as_tensor(data["q"])
+    lines, drawn = len(data["lim"]), torch.as_tensor(data["M_off"])
+    best, other = solve_qp(None, q, set), linear_by_highs(data["q"], set)
     assert abs(best.objective - other.fun) <= 1e-8 * abs(other.fun)
-    up = int((set.upper[: 2 * lines] < INF).sum())
-    assert up == 2 * lines
-    theirs = np.concatenate([-other.ineqlin.marginals[: 2 * lines], -other.eqlin.marginals])
-    np.testing.assert_allclose(prices(found), prices(theirs), rtol=1e-6, atol=1e-6 * np.abs(prices(theirs)).max())
+
+    def prices(rows: Tensor) -> Tensor:
+        """Rows: flows below their limits, flows above them, the balance. A load moves the bounds of all."""
+        return -rows[2 * lines] - (rows[:lines] - rows[lines : 2 * lines]) @ drawn
+
+    theirs = torch.as_tensor(np.concatenate([-other.ineqlin.marginals[: 2 * lines], -other.eqlin.marginals]))
+    found = prices(best.multipliers)
+    torch.testing.assert_close(found, prices(theirs), rtol=1e-6, atol=1e-6)
+    assert found.max() > 1.1 * found.min()  # lines at their limits: power is not worth the same everywhere
+    for bus in (0, 40, 100):
+        move = torch.zeros_like(set.upper)
+        move[:lines], move[lines : 2 * lines], move[2 * lines] = drawn[:, bus], -drawn[:, bus], 1.0
+        step = 1e-5 * move
+        lower = torch.where(set.lower == set.upper, set.lower + step, set.lower)
+        there = AffineSet.from_parts(set.A, lower, set.upper + step, None, set.row_kinds)
+        rise = (solve_qp(None, q, there).objective - best.objective) / 1e-5
+        torch.testing.assert_close(rise, found[bus], rtol=1e-5, atol=1e-3)
 
 
 # ------------------------------------------------------------------------------------------------ the gradient
