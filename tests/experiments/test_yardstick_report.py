@@ -140,6 +140,7 @@ def test_runs_with_and_without_w():
         ["dcopf-14: CAffNet-FF", "0.2000", "0.3000", "–", "–", "–", "–"],
     ]
     assert null_space_table(group_records(records[:2])) is None
+    assert null_space_table(group_records([records[0], records[2], opt("post-hoc", -0.5)])) is None  # nobody has a w
     longer = [opt("caffnet-ff", -0.6, epochs=700), opt("caffnet-ff", -0.5, epochs=700, null_start="random")]
     table = null_space_table(group_records([records[0], *longer, *records[1:3]]))
     assert table is not None  # runs are compared with those of the same settings

@@ -49,10 +49,13 @@ def _paper_rows(groups: list[Group]) -> list[tuple[Cell, ...]]:
                 others = [next((g for g in same if g.method == name), None) for name in OTHERS]
                 if method == "caffnet-tf":
                     others = [None] * len(OTHERS)
-                if len(found) < 2 and not any(others):
+                shown = [found.get(start) for start in STARTS] + others
+                without = [
+                    group for group in shown if group and (group.method == "post-hoc" or _start(group) == "none")
+                ]
+                if not without or len(without) == sum(group is not None for group in shown):
                     continue
                 title = f"{task} {protocol}: {TITLES[method]}" + (f" [{rest}]" if rest else "")
-                shown = [found.get(start) for start in STARTS] + others
                 rows.append((Cell(text=title), *(_figure(group, best) for group in shown)))
     return rows
 
