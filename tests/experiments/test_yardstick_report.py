@@ -140,6 +140,14 @@ def test_runs_with_and_without_w():
         ["dcopf-14: CAffNet-FF", "0.2000", "0.3000", "–", "–", "–", "–"],
     ]
     assert null_space_table(group_records(records[:2])) is None
+    assert null_space_table(group_records([records[0], records[2], opt("post-hoc", -0.5)])) is None  # nobody has a w
+    longer = [opt("caffnet-ff", -0.6, epochs=700), opt("caffnet-ff", -0.5, epochs=700, null_start="random")]
+    table = null_space_table(group_records([records[0], *longer, *records[1:3]]))
+    assert table is not None  # runs are compared with those of the same settings
+    assert [[cell_text(cell) for cell in row[:4]] for row in table.rows] == [
+        ["opt ours: CAffNet-FF", "0.0100, 1 seed", "0.1000, 1 seed [hidden=200, null_rate=0.1]", "–"],
+        ["opt ours: CAffNet-FF [epochs=700]", "0.4000, 1 seed", "–", "0.5000, 1 seed"],
+    ]
 
 
 def test_the_page_is_written_beside_that_of_the_paper(tmp_path, monkeypatch):

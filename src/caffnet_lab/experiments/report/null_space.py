@@ -12,8 +12,8 @@ from caffnet_lab.experiments.report.yardsticks import JUDGED
 
 STARTS = ("none", "zero", "random")
 OTHERS = ("caffnet-ff-each", "post-hoc", "repair")
-#: Settings that go with w: where it starts and how fast it learns, and widths, so that one network is as large as two.
-OF_W = ("null_start", "null_rate", "hidden", "feedforward")
+#: Settings that go with w: how fast it learns, and widths, so that one network is as large as two.
+OF_W = ("null_rate", "hidden", "feedforward")
 NOTE = (
     "Lower is better. opt: the largest distance of the mean objective to IPOPT's over the seeds; pwc: the mean MSE; "
     "cbf: the largest cost; with the number of seeds, and in square brackets how the sizes of the networks and the "
@@ -37,26 +37,39 @@ def null_space_table(groups: Sequence[Group]) -> Table | None:
 
 
 def _paper_rows(groups: list[Group]) -> list[tuple[Cell, ...]]:
+    """Runs are compared with those whose other settings are the same: a row for each, the protocol's own first."""
     best = optima(list(groups))
     rows = []
     for task, protocol in ((task, protocol) for task in PAPER_TASKS for protocol in PROTOCOLS):
         mine = [group for group in groups if (group.task, group.protocol) == (task, protocol)]
-        for method in ("caffnet-ff", "caffnet-tf"):
-            found = {_start(group): group for group in reversed(mine) if group.method == method and _start(group)}
-            others = [next((g for g in mine if g.method == name and _start(g)), None) for name in OTHERS]
-            if len(found) < 2 and not (method == "caffnet-ff" and any(others)):
-                continue
-            shown = [found.get(start) for start in STARTS] + (
-                others if method == "caffnet-ff" else [None] * len(others)
-            )
-            rows.append((Cell(text=f"{task} {protocol}: {TITLES[method]}"), *(_figure(group, best) for group in shown)))
+        for rest in sorted({_split(group)[1] for group in mine}):
+            same = [group for group in mine if _split(group)[1] == rest]
+            for method in ("caffnet-ff", "caffnet-tf"):
+                found = {_start(group): group for group in reversed(same) if group.method == method}
+                others = [next((g for g in same if g.method == name), None) for name in OTHERS]
+                if method == "caffnet-tf":
+                    others = [None] * len(OTHERS)
+                shown = [found.get(start) for start in STARTS] + others
+                without = [
+                    group for group in shown if group and (group.method == "post-hoc" or _start(group) == "none")
+                ]
+                if not without or len(without) == sum(group is not None for group in shown):
+                    continue
+                title = f"{task} {protocol}: {TITLES[method]}" + (f" [{rest}]" if rest else "")
+                rows.append((Cell(text=title), *(_figure(group, best) for group in shown)))
     return rows
 
 
-def _start(group: Group) -> str | None:
-    """How w starts, where nothing departs from the protocol but what goes with w."""
-    departures = [change.partition("=")[0] for change in group.changes.split(", ") if change]
-    return group.records[0]["config"]["null_start"] if set(departures) <= set(OF_W) else None
+def _start(group: Group) -> str:
+    """How w starts."""
+    return group.records[0]["config"]["null_start"]
+
+
+def _split(group: Group) -> tuple[str, str]:
+    """What differs from the protocol: the settings that go with w, without its start, and all others."""
+    changes = [change for change in group.changes.split(", ") if change and not change.startswith("null_start=")]
+    of_w = [change for change in changes if change.partition("=")[0] in OF_W]
+    return ", ".join(of_w), ", ".join(change for change in changes if change not in of_w)
 
 
 def _figure(group: Group | None, best: dict[int, float]) -> Cell:
@@ -70,8 +83,8 @@ def _figure(group: Group | None, best: dict[int, float]) -> Cell:
         values = group.values({"pwc": "mse", "cbf": "cost"}[group.task])
     if not values:
         return EMPTY
-    others = [change for change in group.changes.split(", ") if change and not change.startswith("null_start=")]
-    size = f" [{', '.join(others)}]" if others else ""
+    of_w, _ = _split(group)
+    size = f" [{of_w}]" if of_w else ""
     figure = statistics.fmean(values) if group.task == "pwc" else max(values)
     return Cell(figure, remark=f", {len(values)} seed{'s' * (len(values) > 1)}{size}")
 
