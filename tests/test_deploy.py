@@ -250,7 +250,7 @@ def test_a_truncated_or_spoiled_model_file_is_refused(tmp_path):
         safetensors.load_file(path)
     spoiled = {name: t.clone() for name, t in layer.state_dict().items()}
     spoiled["upper"][0] = float("nan")
-    with pytest.raises(ConstraintError, match="got NaN in A, lower, upper or metric"):
+    with pytest.raises(ConstraintError, match="got NaN in A, lower, upper, metric or weight"):
         layer.load_state_dict(spoiled)
 
 

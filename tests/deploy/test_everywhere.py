@@ -58,7 +58,9 @@ def all_the_same(*command: object, **options) -> None:
 
 def test_the_problems_are_of_every_kind(problems: list[vectors.Vector]):
     found = Counter(v.status for v in problems)
-    assert len(problems) == 2000 and all(found[status] >= 20 for status in Status if status != Status.RELAXED)
+    assert len(problems) == 2000 and all(
+        found[status] >= 20 for status in set(Status) - {Status.RELAXED, Status.UNBOUNDED}
+    )
     assert {len(v.f) for v in problems} >= {1, 2, 40} and {len(v.A) for v in problems} >= {1, 200}
     assert min(Counter(v.search for v in problems).values()) >= 80
     assert min(Counter((v.f.dtype, v.w is None) for v in problems).values()) >= 300

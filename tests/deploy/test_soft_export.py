@@ -67,13 +67,23 @@ def test_onnx_runtime_lets_soft_rows_give_way(tmp_path: Path):
 
 def test_what_a_target_cannot_hold_is_refused_with_the_way_out(tmp_path: Path):
     priced, yielding = CAffine(LIMITS & WISH.soft(2.0)), CAffine(LIMITS & WISH.soft(), on_infeasible="nan")
-    with pytest.raises(ConstraintError, match=r"to_c does not write the weights of soft rows yet: use to_aot"):
+    with pytest.raises(ConstraintError, match=r"to_c does not write the weights of soft rows: use to_onnx"):
         to_c(priced, tmp_path)
-    pytest.importorskip("onnxscript")
-    with pytest.raises(ConstraintError, match=r"to_onnx does not write the weights of soft rows yet"):
-        to_onnx(priced, tmp_path / "priced.onnx")
     with plain_operations(), pytest.raises(ConstraintError, match="soft without a weight cannot be exported as plain"):
         torch.export.export(yielding, (torch.zeros(3, 2),))
+
+
+def test_onnx_runtime_holds_weights(tmp_path: Path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    layer, f = CAffine(LIMITS & WISH.soft(2.0)), torch.randn(5, 2)
+    options = onnxruntime.SessionOptions()
+    options.register_custom_ops_library(str(onnx_library()))
+    session = onnxruntime.InferenceSession(str(to_onnx(layer, tmp_path / "priced.onnx")), options)
+    value, status, _ = session.run(None, {"f": f.numpy()})
+    answer = layer.project(f)
+    assert status.tolist() == answer.status.tolist()
+    np.testing.assert_allclose(value, answer.value.numpy(), atol=1e-6)
 
 
 def test_a_plain_graph_holds_weights():

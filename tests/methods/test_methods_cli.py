@@ -30,4 +30,4 @@ def test_figures_writes(tmp_path: Path):
     pytest.importorskip("matplotlib")
     result = CliRunner().invoke(app, ["figures", "--out", str(tmp_path), "--kind", "png"])
     assert result.exit_code == 0, result.output
-    assert len(list(tmp_path.glob("*.png"))) == 2
+    assert len(list(tmp_path.glob("*.png"))) == 5  # Figures 1, 2, 3 and 8, and the error by width

@@ -424,20 +424,23 @@ FN void keep_hard_rows(const CaffnetBatch *batch, int64_t b, Work *work) {
     write_value(batch, b, work);
     if (holds_exactly(batch, b, batch->value, b * batch->n, 1)) return;
     keep_answer(work);
-    for (int factor = 1; factor <= 64; factor *= 4) {
-        double relax = work->relax;
+    for (int step = 0; step < 8; step++) { /* from step 4 on without the soft rows: then the answer itself is moved */
+        int factor = 1 << 2 * (step % 4), alone = step >= 4;
+        double relax = alone ? 0.0 : work->relax;
+        const double *goal = alone ? work->ordinary : work->g;
         restore_bounds(work);
         for (Index i = 0; i < s->m; i++) {
             double bound = bound_at(s, i, value_of(s, i, work->ordinary));
             int exact = s->equal[i] || s->squared[i] == 0.0 || s->plain[i] >= 0, soft = is_soft(work, i);
-            work->unit[i] = soft ? users_unit(s, i) : 0.0;
-            work->give[i] = soft || exact || !is_finite(bound) ? 0.0 : -factor * (work->t.margin * (size + bound) + work->t.underflow);
+            double inside = exact || !is_finite(bound) ? 0.0 : -factor * (work->t.margin * (size + bound) + work->t.underflow);
+            work->unit[i] = soft && !alone ? users_unit(s, i) : 0.0;
+            work->give[i] = !soft ? inside : alone ? HUGE_VAL : 0.0;
         }
-        if (climb(work, work->g, work->y, &relax, work->stood) < 0) break;
-        int state = settle_point(work, work->g, size);
+        if (climb(work, goal, work->y, &relax, work->stood) < 0) continue;
+        int state = settle_point(work, goal, size);
         write_value(batch, b, work);
         if (state == REJECTED || !holds_exactly(batch, b, batch->value, b * batch->n, 1)) continue;
-        close_face(work);
+        if (!alone) close_face(work);
         restore_bounds(work);
         return;
     }

@@ -150,9 +150,12 @@ FN void shift_sample(const CaffnetBatch *batch, int64_t b, Work *work, double si
     }
 }
 
-/* The bound of a row of zeros: on which side of 0 it lies decides, however small it is or becomes when it is scaled. */
-FN double bound_of_zeros(double bound, double scaled, double least) {
-    return bound > 0.0 ? larger(scaled, least) : bound < 0.0 ? smaller(scaled, -least) : bound;
+/* The scaled bound of a row of zeros, on the same side of 0 as the user's, and beyond what underflow explains (`tiny`) if
+   that is: no scaling of the sample decides whether 0 is within it. */
+FN double bound_of_zeros(double bound, double scaled, double tiny) {
+    if (bound == 0.0 || !is_finite(bound)) return bound;
+    double size = fabs(bound) > tiny ? larger(fabs(scaled), 2.0 * tiny) : 0.5 * tiny;
+    return bound > 0.0 ? size : -size;
 }
 
 /* Scale the bounds of one sample and load f and g. INVALID for NaN or infinite data, CONFLICT if the bounds of a row
@@ -187,9 +190,9 @@ FN int load_sample(const CaffnetBatch *batch, int64_t b, Work *work) {
     if (odd || top > LARGEST) shift_sample(batch, b, work, size);
     for (Index i = 0; i < m; i++) {
         if (s->squared[i] == 0.0) {
-            double least = 2.0 * work->t.underflow;
-            s->low[i] = bound_of_zeros(load(batch->lower, b * batch->lower_step + i, single), s->low[i], least);
-            s->high[i] = bound_of_zeros(load(batch->upper, b * batch->upper_step + i, single), s->high[i], least);
+            double tiny = work->t.underflow;
+            s->low[i] = bound_of_zeros(load(batch->lower, b * batch->lower_step + i, single), s->low[i], tiny);
+            s->high[i] = bound_of_zeros(load(batch->upper, b * batch->upper_step + i, single), s->high[i], tiny);
             if (s->low[i] > 0.0 || s->high[i] < 0.0) state = CONFLICT;
         }
         work->low[i] = s->low[i];
