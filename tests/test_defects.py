@@ -356,7 +356,7 @@ def test_an_exact_conflict_is_found_beside_rows_that_are_parallel_but_for_roundi
 @pytest.mark.parametrize("size", [1.0, 1e139, 1e308], ids=str)
 @pytest.mark.parametrize("bound", [5e-324, 1e-310, 4e-248, 1e-200], ids=str)
 def test_a_row_of_zeros_is_judged_the_same_at_every_size_of_the_sample(bound: float, size: float):
-    """0 y >= 4e-248 has no point; 0 y >= 1e-310 may be underflow. Neither becomes 0 y >= 0 when the sample is scaled."""
+    """0 y >= 4e-248 has no point; 0 y >= 1e-310 may be underflow. Scaling makes neither 0 y >= 0."""
     set = AffineSet([[0.0, 0.0], [1.0, 0.0]], [bound, -INF], [INF, 4.0])
     answer = project(torch.tensor([[size, 0.0]], dtype=torch.float64), set, on_infeasible="nan")
     assert answer.status.item() == (Status.INFEASIBLE if bound > 1e-290 else Status.WITHIN_TOL)
