@@ -52,7 +52,7 @@ class UnboundedError(ConstraintError):
 
     Attributes:
         samples: the batch indices of these samples, each a tuple of ints.
-        rays: a direction for each, ``(k, n)``: the set goes on in it for ever, and the objective falls.
+        rays: one direction per sample, ``(k, n)``, along which the set has no end and the objective falls.
     """
 
     def __init__(self, message: str, samples: list[tuple[int, ...]], rays: Tensor):

@@ -410,7 +410,7 @@ def _broadcasts(shape: torch.Size, batch: torch.Size) -> bool:
 
 
 def soft_rows(set: AffineSet, options: Options) -> str:
-    """What the kernel is told of the rows that give way where the set is empty, `Problem.soft`."""
+    """`Problem.soft`: the marks of the rows that give way where the set is empty."""
     yielding = SOFT + SOFT_IF_NEAREST if options.on_infeasible == "nearest" else SOFT
     marks = "" if set.softness is None else "".join(SOFT if kind in yielding else HARD for kind in set.softness.kinds)
     return marks if SOFT in marks else ""

@@ -39,7 +39,7 @@ _QUIET = Options(search="active", on_infeasible="nan")
 
 @dataclasses.dataclass
 class Minimum:
-    """What was found.
+    """Result of `minimise`.
 
     Attributes:
         answer: the points.

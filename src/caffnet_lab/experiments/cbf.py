@@ -198,7 +198,7 @@ class DrivingProblem(Problem):
         return Evaluation(metrics, curves)
 
     def _drive_fresh(self, model: nn.Module) -> dict[str, float]:
-        """What becomes of the fresh starts in 15 s: shares in percent, the mean cost, and the worst row and clearance.
+        """Outcome of 15 s from the fresh starts: shares in percent, the mean cost, and the worst row and clearance.
 
         “Safe” is a start whose drive is never inside an obstacle, “arrived” one that comes within 0.1 m of the goal.
         """

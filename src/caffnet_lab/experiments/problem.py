@@ -38,7 +38,7 @@ class Loss(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """What was found on the test set.
+    """Result on the test set.
 
     Attributes:
         metrics: numbers, possibly in groups.

@@ -65,15 +65,15 @@ def progress_bars(runs: list[RunConfig], console: Console) -> Iterator[tuple[OnT
 
 def _lines(console: Console) -> tuple[OnTick, OnDone]:
     """For a pipe: what is finished, and in between how far a run is, at least every minute or every epoch."""
-    told = time.monotonic()
+    last = time.monotonic()
 
     def say(text: str) -> None:
-        nonlocal told
-        told = time.monotonic()
+        nonlocal last
+        last = time.monotonic()
         console.print(text, soft_wrap=True, highlight=False)
 
     def on_tick(config: RunConfig, tick: Tick) -> None:
-        if time.monotonic() - told >= HEARTBEAT:
+        if time.monotonic() - last >= HEARTBEAT:
             done = f"epoch {tick.epoch} of {tick.epochs}"
             say(f"{config.label}: {done}, loss {tick.loss:.6g}, worst violation {tick.worst:.1e}")
 
