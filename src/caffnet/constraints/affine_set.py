@@ -1,4 +1,4 @@
-"""Constraints: the set ``S = {y : lower <= A y <= upper}``.
+"""The set ``S = {y : lower <= A y <= upper}``.
 
 One canonical form says everything: an equality has ``lower == upper``, a one-sided row has an infinite side, a box
 is ``A = I``. A set is plain immutable data. It may carry leading batch axes (one set per sample), and an
@@ -10,45 +10,32 @@ Nothing here knows how a point of the set is found; what is enforced is measured
 from __future__ import annotations
 
 import math
-import sys
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import default_collate
 
 from caffnet import tolerance
 from caffnet._solve import sparse
-from caffnet._solve.tracing import is_compiling, is_concrete, remember
+from caffnet._solve.tracing import is_compiling, is_concrete
+from caffnet.constraints.reading import ArrayLike, as_tensors, holds_tensor, read, read_bound, read_matrix, read_rows
+from caffnet.constraints.rows import (
+    BOTH,
+    EQUAL,
+    FREE,
+    LOWER,
+    UPPER,
+    Labels,
+    check_kinds,
+    inspect_kinds,
+    is_kind,
+    row_names,
+)
+from caffnet.constraints.shapes import joint_shape, stack_bounds
+from caffnet.constraints.softness import HARD, SOFT, SOFT_IF_NEAREST, WEIGHTED, Softness, join_softness
 from caffnet.errors import ConstraintError, DtypeError
-
-ArrayLike: TypeAlias = Tensor | np.ndarray | Sequence[Any] | float | int
-Labels: TypeAlias = tuple[str | None, ...] | None
-
-# The kind of a row: which of its sides can bind. Known from the constructor, not from the numbers, so that it is still
-# known while a graph is traced. One character each: the kinds of a set are a string.
-EQUAL, UPPER, LOWER, BOTH, FREE = "=", "<", ">", "B", "-"
-# Whether a row may give way: never; where the set is empty; there, if the nearest point is asked for; at a price.
-HARD, SOFT, SOFT_IF_NEAREST, WEIGHTED = ".", "s", "n", "w"
-
-
-class Softness(NamedTuple):
-    """Which rows of a set may give way.
-
-    Attributes:
-        kinds: one character per row: ``"."`` hard; ``"s"`` gives way where the set is empty; ``"n"`` does so if
-            ``on_infeasible="nearest"``, else it is hard; ``"w"`` gives way at the price of its weight.
-        weight: the weights of the rows ``"w"`` in their order, ``(..., k)``; None if there are none.
-    """
-
-    kinds: str
-    weight: Tensor | None = None
-
-    def map(self, change: Callable[[Tensor], Tensor]) -> Softness:
-        """The same rows with their weights changed."""
-        return self if self.weight is None else Softness(self.kinds, change(self.weight))
 
 
 class AffineSet:
@@ -81,9 +68,9 @@ class AffineSet:
         upper: ArrayLike | None = None,
         names: Sequence[str] | None = None,
     ):
-        parts, weak = _as_tensors(A=A, lower=lower, upper=upper)
-        rows = _matrix(parts["A"], "A")
-        bounds = [_bound(parts[side], rows, side) for side in ("lower", "upper")]
+        parts, weak = as_tensors(A=A, lower=lower, upper=upper)
+        rows = read_matrix(parts["A"], "A")
+        bounds = [read_bound(parts[side], rows, side) for side in ("lower", "upper")]
         self._fill(rows, bounds[0], bounds[1], names, None, weak)
 
     def _fill(
@@ -103,7 +90,7 @@ class AffineSet:
             raise ConstraintError(f"names must be a list with one name for each of the {m} rows, got {given}.")
         self._A, self._lower, self._upper = A, lower, upper
         self._labels = None if labels is None else tuple(None if name is None else str(name) for name in labels)
-        self._row_kinds = _inspect_kinds(lower, upper) if row_kinds is None else row_kinds
+        self._row_kinds = inspect_kinds(lower, upper) if row_kinds is None else row_kinds
         self._weak, self._metric, self._softness = weak, metric, softness
 
     @classmethod
@@ -126,14 +113,14 @@ class AffineSet:
     @classmethod
     def inequality(cls, A: ArrayLike, b: ArrayLike, names: Sequence[str] | None = None) -> AffineSet:
         r"""$\{y : A y \le b\}$, with A ``(..., m, n)`` and b ``(..., m)``."""
-        rows, bound, weak = _read_rows(A, b, "A", "b")
+        rows, bound, weak = read_rows(A, b, "A", "b")
         below = torch.full((rows.shape[-2],), -math.inf, dtype=rows.dtype, device=rows.device)
         return cls._build(rows, below, bound, names, UPPER * rows.shape[-2], weak)
 
     @classmethod
     def equality(cls, C: ArrayLike, d: ArrayLike, names: Sequence[str] | None = None) -> AffineSet:
         r"""$\{y : C y = d\}$, with C ``(..., m, n)`` and d ``(..., m)``. Each equality stays one row."""
-        rows, bound, weak = _read_rows(C, d, "C", "d")
+        rows, bound, weak = read_rows(C, d, "C", "d")
         return cls._build(rows, bound, bound, names, EQUAL * rows.shape[-2], weak)
 
     @classmethod
@@ -145,7 +132,7 @@ class AffineSet:
         names: Sequence[str] | None = None,
     ) -> AffineSet:
         r"""$\{y : lower \le y \le upper\}$; ``dim`` is needed when both bounds are scalars."""
-        parts, weak = _as_tensors(lower=lower, upper=upper)
+        parts, weak = as_tensors(lower=lower, upper=upper)
         given = [bound for bound in parts.values() if bound is not None]
         if not given:
             raise ConstraintError("A box needs a lower or an upper bound, got neither.")
@@ -156,7 +143,7 @@ class AffineSet:
             hint = "write box(lower, upper, dim=n)" if not sizes else f"the sizes {sorted(sizes)} disagree"
             raise ConstraintError(f"A box must have one number of outputs: {hint}.")
         A = sparse.identity(sizes.pop(), given[0].dtype, given[0].device)
-        bounds = [_bound(parts[side], A, side) for side in ("lower", "upper")]
+        bounds = [read_bound(parts[side], A, side) for side in ("lower", "upper")]
         return cls._build(A, bounds[0], bounds[1], names, None, weak)
 
     @classmethod
@@ -169,12 +156,14 @@ class AffineSet:
         row_kinds: Sequence[str],
         metric: Tensor | None = None,
         softness: Softness | None = None,
+        *,
+        weak: bool = False,
     ) -> AffineSet:
-        """Put a set together again from its `A`, `lower`, `upper`, `labels`, `row_kinds`, `metric` and `softness`."""
+        """Put a set together again from its parts, each under its own name."""
         kinds = "".join(row_kinds)
         if len(kinds) != A.shape[-2] or kinds.strip(EQUAL + UPPER + LOWER + BOTH + FREE):
             raise ConstraintError(f"row_kinds must be {A.shape[-2]} characters of '=<>B-', one per row, got {kinds!r}.")
-        return cls._build(A, lower, upper, labels, kinds, False, metric, softness)
+        return cls._build(A, lower, upper, labels, kinds, weak, metric, softness)
 
     # ------------------------------------------------------------------------------------------------ what it is
 
@@ -291,12 +280,14 @@ class AffineSet:
                 "set.to_dense() & other, or give all samples the same A."
             )
         A = sparse.stack(*(s.A.expand(*batch, s.m, s.n) if batch else s.A for s in (first, second)))
-        lower, upper = (_stack_bounds(a, b) for a, b in ((first.lower, second.lower), (first.upper, second.upper)))
+        lower, upper = (stack_bounds(a, b) for a, b in ((first.lower, second.lower), (first.upper, second.upper)))
         labels = None
         if self._labels is not None or other._labels is not None:
             labels = (self._labels or (None,) * self.m) + (other._labels or (None,) * other.m)
         weak = self._weak and other._weak
-        softness = _join_softness(first, second)
+        softness = None
+        if first.softness is not None or second.softness is not None:
+            softness = join_softness(*(s.softness or Softness(HARD * s.m) for s in (first, second)))
         return self._build(A, lower, upper, labels, self._row_kinds + other._row_kinds, weak, metric, softness)
 
     def to(self, *args: Any, **kwargs: Any) -> AffineSet:
@@ -342,8 +333,8 @@ class AffineSet:
 
     def _beside(self, data: ArrayLike, name: str) -> tuple[AffineSet, Tensor]:
         """This set and data that go with it, in one number type and on one device."""
-        typed = isinstance(data, Tensor | np.ndarray) or _holds_tensor(data)
-        given = _as_tensors(**{name: data})[0][name]
+        typed = isinstance(data, Tensor | np.ndarray) or holds_tensor(data)
+        given = as_tensors(**{name: data})[0][name]
         assert given is not None
         here = self.to(given.dtype) if self._weak and typed and given.is_floating_point() else self
         if not typed or given.ndim == 0:
@@ -441,7 +432,7 @@ class AffineSet:
             equal = is_kind(kinds, EQUAL, old.device)
             low, high = (torch.where(equal, high, low), high) if lower is None else (low, torch.where(equal, low, high))
         if kinds != BOTH * old.m:
-            _check_kinds(low, high, old)
+            check_kinds(low, high, kinds, self._labels)
         return self._build(old.A, low, high, self._labels, kinds, old.weak, old.metric, old.softness)
 
     def to_dense(self) -> AffineSet:
@@ -471,8 +462,8 @@ class AffineSet:
 
     def check_bounds(self, lower: ArrayLike, upper: ArrayLike) -> tuple[Tensor, Tensor]:
         """Other bounds for the same rows as tensors; shapes and number types are checked."""
-        parts, _ = _as_tensors(A=self._A, lower=lower, upper=upper)
-        return tuple(_bound(parts[side], self._A, side) for side in ("lower", "upper"))  # pyright: ignore
+        parts, _ = as_tensors(A=self._A, lower=lower, upper=upper)
+        return tuple(read_bound(parts[side], self._A, side) for side in ("lower", "upper"))  # pyright: ignore
 
     def __getitem__(self, index: Any) -> AffineSet:
         """The sets at these places of the batch; a tensor that the whole batch shares stays shared."""
@@ -510,7 +501,7 @@ class AffineSet:
 
     def _facing(self, y: ArrayLike) -> tuple[AffineSet, Tensor]:
         """The set and the point in one number type."""
-        point = y if isinstance(y, Tensor) else _read(y).to(self.dtype).to(self.device)
+        point = y if isinstance(y, Tensor) else read(y).to(self.dtype).to(self.device)
         if point.ndim == 0 or point.shape[-1] != self.n:
             raise ConstraintError(f"y must have shape (..., {self.n}), got {tuple(point.shape)}.")
         try:
@@ -551,158 +542,6 @@ class AffineSet:
         return self.to(point.dtype)
 
 
-# ---------------------------------------------------------------------------------------------------- reading input
-
-
-def _as_tensors(**given: ArrayLike | None) -> tuple[dict[str, Tensor | None], bool]:
-    """All arguments as tensors of one floating type, and whether that type was merely assumed ("weak")."""
-    tensors: dict[str, Tensor | None] = {}
-    strong: dict[str, torch.dtype] = {}
-    for name, value in given.items():
-        if value is None:
-            tensors[name] = None
-            continue
-        typed = isinstance(value, Tensor | np.ndarray) or _holds_tensor(value)
-        try:
-            tensor = value if isinstance(value, Tensor) else _read(value)
-        except (TypeError, ValueError) as error:
-            raise ConstraintError(f"{name} cannot be read as an array of numbers: {error}") from None
-        if tensor.is_complex() or tensor.dtype in (torch.float16, torch.bfloat16):
-            raise DtypeError(f"{name} is {tensor.dtype}; constraints need float32 or float64: write {name}.float().")
-        if tensor.layout != torch.strided:
-            tensor = sparse.store(tensor) if name in ("A", "C") else tensor.to_dense()
-        tensors[name] = tensor
-        if typed and tensor.is_floating_point():
-            strong[name] = tensor.dtype
-    if len(set(strong.values())) > 1:
-        types = ", ".join(f"{name} is {dtype}" for name, dtype in strong.items())
-        raise DtypeError(f"All parts of a constraint must share one number type, got {types}.")
-    dtype = next(iter(strong.values()), torch.float64)
-    devices = {t.device for t in tensors.values() if t is not None and t.ndim}
-    if len(devices) > 1:
-        raise ConstraintError(f"All parts of a constraint must be on one device, got {sorted(map(str, devices))}.")
-    device = next(iter(devices), None)
-    return {k: None if t is None else t.to(dtype=dtype, device=device) for k, t in tensors.items()}, not strong
-
-
-def _read(value: Any) -> Tensor:
-    """An array is copied with its type; lists and scalars are read in double precision, tensors in lists stacked."""
-    if isinstance(value, np.ndarray):
-        return torch.tensor(value)
-    if isinstance(value, Sequence) and _holds_tensor(value):
-        parts = [v if isinstance(v, Tensor) else _read(v) for v in value]
-        typed = next((p.dtype for p, v in zip(parts, value, strict=True) if _holds_tensor(v)), torch.float64)
-        return torch.stack(torch.broadcast_tensors(*(p.to(typed) for p in parts)))
-    return torch.as_tensor(value, dtype=torch.float64)
-
-
-def _holds_tensor(value: Any) -> bool:
-    if isinstance(value, str) or not isinstance(value, Sequence):
-        return isinstance(value, Tensor)
-    return any(_holds_tensor(v) for v in value)
-
-
-def _read_rows(rows: ArrayLike, bound: ArrayLike, *names: str) -> tuple[Tensor, Tensor, bool]:
-    """Rows and their right side as tensors, and whether their number type was merely assumed."""
-    parts, weak = _as_tensors(**{names[0]: rows, names[1]: bound})
-    matrix = _matrix(parts[names[0]], names[0])
-    return matrix, _bound(parts[names[1]], matrix, "upper"), weak
-
-
-def _matrix(rows: Tensor | None, name: str) -> Tensor:
-    if rows is None or rows.ndim < 2:
-        shape = None if rows is None else tuple(rows.shape)
-        raise ConstraintError(f"{name} must have shape (..., m, n), got {shape}. A single row a is written [a].")
-    return rows
-
-
-def _bound(bound: Tensor | None, A: Tensor, side: str) -> Tensor:
-    """A bound as ``(..., m)``; a scalar is repeated for every row, a missing one is infinite."""
-    m = A.shape[-2]
-    if bound is None:
-        return torch.full((m,), -math.inf if side == "lower" else math.inf, dtype=A.dtype, device=A.device)
-    if bound.ndim == 0:
-        return bound.expand(m)
-    if bound.shape[-1] != m:
-        raise ConstraintError(
-            f"The {side} bound must have shape (..., {m}), one entry for each row of A {tuple(A.shape)}, "
-            f"got {tuple(bound.shape)}. A trailing axis of size 1 is removed with .squeeze(-1)."
-        )
-    batch, axes = bound.shape[:-1], A.shape[:-2]
-    if axes and len(batch) > len(axes):
-        raise ConstraintError(
-            f"The {side} bound {tuple(bound.shape)} has more batch axes than A {tuple(A.shape)}: "
-            "give A the same leading axes (A.unsqueeze or A.expand) if that is meant."
-        )
-    try:
-        joint_shape(batch, axes)
-    except RuntimeError:
-        raise ConstraintError(
-            f"The batch axes of the {side} bound {tuple(bound.shape)} and of A {tuple(A.shape)} do not broadcast."
-        ) from None
-    return bound
-
-
-_KIND_OF = bytes.maketrans(bytes(range(5)), "".join((FREE, UPPER, LOWER, BOTH, EQUAL)).encode())
-
-
-def _inspect_kinds(lower: Tensor, upper: Tensor) -> str:
-    """The kinds of the rows from their bounds: a side counts if it can bind in at least one sample.
-
-    Every side counts while the numbers cannot be looked at.
-    """
-    m = lower.shape[-1]
-    if is_compiling() or not all(is_concrete(t) for t in (lower, upper)):
-        return BOTH * m
-    with torch.no_grad():
-        lower, upper = (torch.atleast_2d(t) for t in torch.broadcast_tensors(lower, upper))
-        axes = tuple(range(lower.ndim - 1))
-        below = ~(lower == -math.inf).all(axes)
-        above = ~(upper == math.inf).all(axes)
-        # An equal infinite pair is no equality but a row that can never hold; it stays two-sided.
-        equal = ((lower == upper) & lower.isfinite()).all(axes)
-        code = torch.where(equal, 4, below.byte() * 2 + above.byte()).to(torch.uint8)
-    return bytes(code.cpu().numpy()).translate(_KIND_OF).decode()
-
-
-@remember
-def is_kind(row_kinds: str, kinds: str, device: torch.device) -> Tensor:
-    """Which rows are of one of these kinds, ``(m,)``."""
-    return torch.tensor([kind in kinds for kind in row_kinds], dtype=torch.bool, device=device)
-
-
-def _check_kinds(lower: Tensor, upper: Tensor, old: AffineSet) -> None:
-    """Refuse bounds on sides that the set does not have."""
-    if is_compiling() or not (is_concrete(lower) and is_concrete(upper)) or old.m == 0:
-        return
-    kinds, device = old.row_kinds, old.device
-    with torch.no_grad():
-        wrong = (is_kind(kinds, UPPER + FREE, device) & (lower > -math.inf)).long()
-        wrong = wrong + 2 * (is_kind(kinds, LOWER + FREE, device) & (upper < math.inf)).long()
-        wrong = wrong + 4 * (is_kind(kinds, EQUAL, device) & (lower != upper)).long()
-        if not wrong.any():
-            return
-        place = wrong.reshape(-1, old.m).amax(0)
-    row = int(place.nonzero()[0])
-    what = {1: "a lower bound", 2: "an upper bound", 3: "both bounds", 4: "two different bounds"}[int(place[row])]
-    raise ConstraintError(
-        f"{old.names[row]} was prepared as {kinds[row]!r} and got {what}: prepare a set that has both sides."
-    )
-
-
-def row_names(labels: Labels, m: int) -> tuple[str, ...]:
-    """Names of the m rows in messages: their label, or their place."""
-    return tuple(f"row {i}" if label is None else label for i, label in enumerate(labels or (None,) * m))
-
-
-def joint_shape(*shapes: torch.Size) -> torch.Size:
-    """`torch.broadcast_shapes`, which takes longer than a small projection, only where shapes differ."""
-    first = next((shape for shape in shapes if shape), torch.Size(()))
-    if not is_compiling() and all(shape == first for shape in shapes if shape):
-        return first
-    return torch.broadcast_shapes(*shapes)
-
-
 def _meet(first: AffineSet, second: AffineSet) -> tuple[AffineSet, AffineSet]:
     """Both sets in one number type and on one device; what was merely assumed gives way."""
     if first.device != second.device and (first.weak or second.weak):
@@ -716,76 +555,3 @@ def _meet(first: AffineSet, second: AffineSet) -> tuple[AffineSet, AffineSet]:
     if second._weak:
         return first, second.to(first.dtype)
     raise DtypeError(f"Both sets of `&` must share one number type, got {first.dtype} and {second.dtype}.")
-
-
-def _stack_bounds(a: Tensor, b: Tensor) -> Tensor:
-    batch = joint_shape(a.shape[:-1], b.shape[:-1])
-    return torch.cat([a.expand(*batch, a.shape[-1]), b.expand(*batch, b.shape[-1])], -1)
-
-
-def _join_softness(first: AffineSet, second: AffineSet) -> Softness | None:
-    """Which rows of an intersection may give way."""
-    if first.softness is None and second.softness is None:
-        return None
-    parts = [s.softness or Softness(HARD * s.m) for s in (first, second)]
-    weights = [part.weight for part in parts if part.weight is not None]
-    weight = _stack_bounds(*weights) if len(weights) == 2 else weights[0] if weights else None
-    return Softness(parts[0].kinds + parts[1].kinds, weight)
-
-
-# ---------------------------------------------------------------------------------------------------- in a dataset
-
-
-def _collate(batch: Sequence[AffineSet], **_: Any) -> AffineSet:
-    """Make one set with a batch axis in front of sets of equal shape, as `torch.utils.data.default_collate` does.
-
-    A name that all give to a row is kept. A side of a row can bind if it can in one of the sets.
-    """
-    shapes = list(dict.fromkeys((*s.batch_shape, s.m, s.n) for s in batch))
-    if len(shapes) > 1:
-        raise ConstraintError(
-            f"The sets of a batch must have equal shapes, got {shapes[0]} and {shapes[1]} (rows and outputs last): "
-            "give all the same rows, with infinite bounds where there is none, or pass a collate_fn that keeps a list."
-        )
-    types = list(dict.fromkeys(s.dtype for s in batch if not s.weak))
-    if len(types) > 1:
-        raise DtypeError(
-            f"The sets of a batch must share one number type, got {types[0]} and {types[1]}: write set.to({types[0]})."
-        )
-    sets = [s.to(types[0]) if types and s.weak else s for s in batch]
-    if any(sparse.is_sparse(s.A) for s in sets):
-        raise ConstraintError("Sets with sparse rows cannot be stacked: collate their bounds, and share one A.")
-    parts = []
-    for name, core in (("A", 2), ("lower", 1), ("upper", 1)):
-        tensors = [getattr(s, name) for s in sets]
-        tensors = [t.expand(*s.batch_shape, *t.shape[t.ndim - core :]) for s, t in zip(sets, tensors, strict=True)]
-        parts.append(torch.stack(tensors))
-    metrics = [s.metric for s in sets]
-    if any(t is None for t in metrics) != all(t is None for t in metrics):
-        raise ConstraintError("All sets of a batch must have a metric, or none.")
-    shape = torch.broadcast_shapes(*(t.shape for t in metrics if t is not None))
-    metric = torch.stack([t.expand(shape) for t in metrics if t is not None]) if metrics[0] is not None else None
-    softness = sets[0].softness
-    if any((s.softness and s.softness.kinds) != (softness and softness.kinds) for s in sets):
-        raise ConstraintError("All sets of a batch must have the same soft rows.")
-    if softness is not None and softness.weight is not None:
-        weights = [s.softness.weight for s in sets if s.softness is not None and s.softness.weight is not None]
-        shape = torch.broadcast_shapes(*(t.shape for t in weights))
-        softness = Softness(softness.kinds, torch.stack([t.expand(shape) for t in weights]))
-    labels = [s.labels or (None,) * s.m for s in sets]
-    names = [given[0] if len(set(given)) == 1 else None for given in zip(*labels, strict=True)]
-    kinds = "".join(map(_join_kinds, zip(*(s.row_kinds for s in sets), strict=True)))
-    known = names if any(name is not None for name in names) else None
-    return AffineSet._build(parts[0], parts[1], parts[2], known, kinds, all(s.weak for s in sets), metric, softness)
-
-
-def _join_kinds(kinds: Sequence[str]) -> str:
-    """The kind of a row that has one of these kinds in every sample."""
-    if set(kinds) == {EQUAL}:
-        return EQUAL
-    below, above = (any(kind in sides + BOTH + EQUAL for kind in kinds) for sides in (LOWER, UPPER))
-    return (FREE, UPPER, LOWER, BOTH)[2 * below + above]
-
-
-# The manual of `default_collate` says to add a type to this map, which has no public address.
-getattr(sys.modules[default_collate.__module__], "default_collate_fn_map", {})[AffineSet] = _collate

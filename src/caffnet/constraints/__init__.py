@@ -1,0 +1,27 @@
+"""What must hold: sets, the kinds of their rows, and which rows may give way."""
+
+from caffnet.constraints import collation as collation  # so that default_collate knows sets
+from caffnet.constraints.affine_set import AffineSet
+from caffnet.constraints.reading import ArrayLike
+from caffnet.constraints.rows import BOTH, EQUAL, FREE, LOWER, UPPER, Labels, is_kind, row_names
+from caffnet.constraints.shapes import joint_shape
+from caffnet.constraints.softness import HARD, SOFT, SOFT_IF_NEAREST, WEIGHTED, Softness
+
+__all__ = [
+    "BOTH",
+    "EQUAL",
+    "FREE",
+    "HARD",
+    "LOWER",
+    "SOFT",
+    "SOFT_IF_NEAREST",
+    "UPPER",
+    "WEIGHTED",
+    "AffineSet",
+    "ArrayLike",
+    "Labels",
+    "Softness",
+    "is_kind",
+    "joint_shape",
+    "row_names",
+]

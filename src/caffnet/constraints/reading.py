@@ -1,0 +1,108 @@
+"""Numbers as users give them, read as tensors and checked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from caffnet._solve import sparse
+from caffnet.constraints.shapes import joint_shape
+from caffnet.errors import ConstraintError, DtypeError
+
+ArrayLike: TypeAlias = Tensor | np.ndarray | Sequence[Any] | float | int
+
+
+def as_tensors(**given: ArrayLike | None) -> tuple[dict[str, Tensor | None], bool]:
+    """All arguments as tensors of one floating type, and whether that type was merely assumed ("weak")."""
+    tensors: dict[str, Tensor | None] = {}
+    strong: dict[str, torch.dtype] = {}
+    for name, value in given.items():
+        if value is None:
+            tensors[name] = None
+            continue
+        typed = isinstance(value, Tensor | np.ndarray) or holds_tensor(value)
+        try:
+            tensor = value if isinstance(value, Tensor) else read(value)
+        except (TypeError, ValueError) as error:
+            raise ConstraintError(f"{name} cannot be read as an array of numbers: {error}") from None
+        if tensor.is_complex() or tensor.dtype in (torch.float16, torch.bfloat16):
+            raise DtypeError(f"{name} is {tensor.dtype}; constraints need float32 or float64: write {name}.float().")
+        if tensor.layout != torch.strided:
+            tensor = sparse.store(tensor) if name in ("A", "C") else tensor.to_dense()
+        tensors[name] = tensor
+        if typed and tensor.is_floating_point():
+            strong[name] = tensor.dtype
+    if len(set(strong.values())) > 1:
+        types = ", ".join(f"{name} is {dtype}" for name, dtype in strong.items())
+        raise DtypeError(f"All parts of a constraint must share one number type, got {types}.")
+    dtype = next(iter(strong.values()), torch.float64)
+    devices = {t.device for t in tensors.values() if t is not None and t.ndim}
+    if len(devices) > 1:
+        raise ConstraintError(f"All parts of a constraint must be on one device, got {sorted(map(str, devices))}.")
+    device = next(iter(devices), None)
+    return {k: None if t is None else t.to(dtype=dtype, device=device) for k, t in tensors.items()}, not strong
+
+
+def read(value: Any) -> Tensor:
+    """An array is copied with its type; lists and scalars are read in double precision, tensors in lists stacked."""
+    if isinstance(value, np.ndarray):
+        return torch.tensor(value)
+    if isinstance(value, Sequence) and holds_tensor(value):
+        parts = [v if isinstance(v, Tensor) else read(v) for v in value]
+        typed = next((p.dtype for p, v in zip(parts, value, strict=True) if holds_tensor(v)), torch.float64)
+        return torch.stack(torch.broadcast_tensors(*(p.to(typed) for p in parts)))
+    return torch.as_tensor(value, dtype=torch.float64)
+
+
+def holds_tensor(value: Any) -> bool:
+    """Whether a value is a tensor, or a sequence with one in it."""
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        return isinstance(value, Tensor)
+    return any(holds_tensor(v) for v in value)
+
+
+def read_rows(rows: ArrayLike, bound: ArrayLike, *names: str) -> tuple[Tensor, Tensor, bool]:
+    """Rows and their right side as tensors, and whether their number type was merely assumed."""
+    parts, weak = as_tensors(**{names[0]: rows, names[1]: bound})
+    matrix = read_matrix(parts[names[0]], names[0])
+    return matrix, read_bound(parts[names[1]], matrix, "upper"), weak
+
+
+def read_matrix(rows: Tensor | None, name: str) -> Tensor:
+    """Rows as ``(..., m, n)``."""
+    if rows is None or rows.ndim < 2:
+        shape = None if rows is None else tuple(rows.shape)
+        raise ConstraintError(f"{name} must have shape (..., m, n), got {shape}. A single row a is written [a].")
+    return rows
+
+
+def read_bound(bound: Tensor | None, A: Tensor, side: str) -> Tensor:
+    """A bound as ``(..., m)``; a scalar is repeated for every row, a missing one is infinite."""
+    m = A.shape[-2]
+    if bound is None:
+        return torch.full((m,), -math.inf if side == "lower" else math.inf, dtype=A.dtype, device=A.device)
+    if bound.ndim == 0:
+        return bound.expand(m)
+    if bound.shape[-1] != m:
+        raise ConstraintError(
+            f"The {side} bound must have shape (..., {m}), one entry for each row of A {tuple(A.shape)}, "
+            f"got {tuple(bound.shape)}. A trailing axis of size 1 is removed with .squeeze(-1)."
+        )
+    batch, axes = bound.shape[:-1], A.shape[:-2]
+    if axes and len(batch) > len(axes):
+        raise ConstraintError(
+            f"The {side} bound {tuple(bound.shape)} has more batch axes than A {tuple(A.shape)}: "
+            "give A the same leading axes (A.unsqueeze or A.expand) if that is meant."
+        )
+    try:
+        joint_shape(batch, axes)
+    except RuntimeError:
+        raise ConstraintError(
+            f"The batch axes of the {side} bound {tuple(bound.shape)} and of A {tuple(A.shape)} do not broadcast."
+        ) from None
+    return bound

@@ -1,0 +1,77 @@
+"""What is known of rows beside their numbers: which sides can bind, and what they are called."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from caffnet._solve.tracing import is_compiling, is_concrete, remember
+from caffnet.errors import ConstraintError
+
+Labels: TypeAlias = tuple[str | None, ...] | None
+
+# The kind of a row: which of its sides can bind. Known from the constructor, not from the numbers, so that it is still
+# known while a graph is traced. One character each: the kinds of a set are a string.
+EQUAL, UPPER, LOWER, BOTH, FREE = "=", "<", ">", "B", "-"
+
+_KIND_OF = bytes.maketrans(bytes(range(5)), "".join((FREE, UPPER, LOWER, BOTH, EQUAL)).encode())
+
+
+def inspect_kinds(lower: Tensor, upper: Tensor) -> str:
+    """The kinds of the rows from their bounds: a side counts if it can bind in at least one sample.
+
+    Every side counts while the numbers cannot be looked at.
+    """
+    m = lower.shape[-1]
+    if is_compiling() or not all(is_concrete(t) for t in (lower, upper)):
+        return BOTH * m
+    with torch.no_grad():
+        lower, upper = (torch.atleast_2d(t) for t in torch.broadcast_tensors(lower, upper))
+        axes = tuple(range(lower.ndim - 1))
+        below = ~(lower == -math.inf).all(axes)
+        above = ~(upper == math.inf).all(axes)
+        # An equal infinite pair is no equality but a row that can never hold; it stays two-sided.
+        equal = ((lower == upper) & lower.isfinite()).all(axes)
+        code = torch.where(equal, 4, below.byte() * 2 + above.byte()).to(torch.uint8)
+    return bytes(code.cpu().numpy()).translate(_KIND_OF).decode()
+
+
+@remember
+def is_kind(row_kinds: str, kinds: str, device: torch.device) -> Tensor:
+    """Which rows are of one of these kinds, ``(m,)``."""
+    return torch.tensor([kind in kinds for kind in row_kinds], dtype=torch.bool, device=device)
+
+
+def join_kinds(kinds: Sequence[str]) -> str:
+    """The kind of a row that has one of these kinds in every sample."""
+    if set(kinds) == {EQUAL}:
+        return EQUAL
+    below, above = (any(kind in sides + BOTH + EQUAL for kind in kinds) for sides in (LOWER, UPPER))
+    return (FREE, UPPER, LOWER, BOTH)[2 * below + above]
+
+
+def check_kinds(lower: Tensor, upper: Tensor, kinds: str, labels: Labels) -> None:
+    """Refuse bounds on sides that rows of these kinds do not have."""
+    if is_compiling() or not (is_concrete(lower) and is_concrete(upper)) or not kinds:
+        return
+    device = lower.device
+    with torch.no_grad():
+        wrong = (is_kind(kinds, UPPER + FREE, device) & (lower > -math.inf)).long()
+        wrong = wrong + 2 * (is_kind(kinds, LOWER + FREE, device) & (upper < math.inf)).long()
+        wrong = wrong + 4 * (is_kind(kinds, EQUAL, device) & (lower != upper)).long()
+        if not wrong.any():
+            return
+        place = wrong.reshape(-1, len(kinds)).amax(0)
+    row = int(place.nonzero()[0])
+    what = {1: "a lower bound", 2: "an upper bound", 3: "both bounds", 4: "two different bounds"}[int(place[row])]
+    name = row_names(labels, len(kinds))[row]
+    raise ConstraintError(f"{name} was prepared as {kinds[row]!r} and got {what}: prepare a set that has both sides.")
+
+
+def row_names(labels: Labels, m: int) -> tuple[str, ...]:
+    """Names of the m rows in messages: their label, or their place."""
+    return tuple(f"row {i}" if label is None else label for i, label in enumerate(labels or (None,) * m))

@@ -1,0 +1,38 @@
+"""Which rows of a set may give way, and at what price."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from torch import Tensor
+
+from caffnet.constraints.shapes import stack_bounds
+
+# Whether a row may give way: never; where the set is empty; there, if the nearest point is asked for; at a price.
+HARD, SOFT, SOFT_IF_NEAREST, WEIGHTED = ".", "s", "n", "w"
+
+
+class Softness(NamedTuple):
+    """Which rows of a set may give way.
+
+    Attributes:
+        kinds: one character per row: ``"."`` hard; ``"s"`` gives way where the set is empty; ``"n"`` does so if
+            ``on_infeasible="nearest"``, else it is hard; ``"w"`` gives way at the price of its weight.
+        weight: the weights of the rows ``"w"`` in their order, ``(..., k)``; None if there are none.
+    """
+
+    kinds: str
+    weight: Tensor | None = None
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Softness:
+        """The same rows with their weights changed."""
+        return self if self.weight is None else Softness(self.kinds, change(self.weight))
+
+
+def join_softness(first: Softness, second: Softness) -> Softness:
+    """Which rows of an intersection may give way."""
+    parts = (first, second)
+    weights = [part.weight for part in parts if part.weight is not None]
+    weight = stack_bounds(*weights) if len(weights) == 2 else weights[0] if weights else None
+    return Softness(parts[0].kinds + parts[1].kinds, weight)
