@@ -50,7 +50,7 @@ def test_blocks_that_do_not_run_are_known():
     """An unknown language would be a way around the test above."""
     assert {language for _, language, _ in ALL} <= {
         "python",
-        "python no-run",
+        "{.python .no-run}",
         "py",
         "sh",
         "c",
@@ -58,7 +58,7 @@ def test_blocks_that_do_not_run_are_known():
         "json",
         "bibtex",
     }
-    unrun = [(page, code) for page, language, code in ALL if language == "python no-run"]
+    unrun = [(page, code) for page, language, code in ALL if language == "{.python .no-run}"]
     assert [page for page, _ in unrun] == ["docs/guides/deployment.md"]  # to_aot compiles: tests/deploy/test_aot.py
     for page, language, code in ALL:
         assert language != "py" or code.startswith("--8<--"), f"{page}: 'py' is for recipes, which have their own test"
