@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
+import subprocess
 import sys
 import types
 from pathlib import Path
@@ -39,6 +41,20 @@ def test_the_block_runs(page: str, code: str, tmp_path, monkeypatch):
     module = types.ModuleType("block")
     monkeypatch.setitem(sys.modules, "block", module)  # torch.compile and pickle look functions up in their module
     exec(compile(code, page, "exec"), vars(module))
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
+def test_the_program_in_c_runs(tmp_path, monkeypatch):
+    """The model, the program and the line that compiles it, as they stand in the guide."""
+    monkeypatch.chdir(tmp_path)
+    blocks = [(language, code) for page, language, code in ALL if page == "docs/guides/deployment.md"]
+    exec(next(code for language, code in blocks if language == "python"), {})
+    (tmp_path / "main.c").write_text(next(code for language, code in blocks if language == "c"))
+    command = next(code for language, code in blocks if language == "sh" and code.startswith("cc "))
+    done = subprocess.run(command, shell=True, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    y = [float(number) for number in re.findall(r"y = \((.*), (.*)\)", done.stdout)[0]]
+    assert min(y) >= 0 and sum(y) <= 1 + 1e-5  # printed with six digits
 
 
 def test_the_pages_have_examples():
