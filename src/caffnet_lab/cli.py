@@ -619,7 +619,7 @@ def _make_folder(folder: Path) -> None:
 
 
 def _out_of_memory(error: BaseException) -> bool:
-    """Whether Python or torch asked for more memory than there is."""
+    """Check whether Python or torch asked for more memory than there is."""
     lacking = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
     return lacking or "can't allocate memory" in str(error)
 

@@ -53,7 +53,7 @@ def record_rows(facts: Sequence[dict[str, Any]], records: Sequence[Record]) -> l
 
 
 def noise(records: Sequence[Record]) -> str:
-    """How far the rounds of one measurement lay apart: a figure is as good as the machine was quiet."""
+    """Spread of the rounds of one measurement: a busy machine makes it large."""
     spreads = sorted(t.high / t.low for r in records for t in (r.forward, r.train) if t and t.rounds > 1)
     if not spreads:
         return "Nothing was timed twice."

@@ -73,7 +73,7 @@ class Task:
 
     @property
     def shared(self) -> bool:
-        """Whether all samples have the same `A`."""
+        """Check whether all samples have the same `A`."""
         return self.set.A.ndim == 2
 
     @property
