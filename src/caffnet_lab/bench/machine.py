@@ -1,4 +1,4 @@
-"""The conditions of a run: what machine, what versions, who else was busy; and threads that do not spin."""
+"""The conditions of a run: machine, versions, load; and threads that do not spin."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def results_table(groups: list[Group], task: str) -> Table:
     usual = resolve(task, REFERENCE, 1, "ours")
     note = (
         f"Networks {usual.hidden} wide, batches of {usual.batch}, Adam from {usual.learning_rate:g} to zero in "
-        f"{usual.epochs} epochs, tangent gradient; what differs stands in square brackets."
+        f"{usual.epochs} epochs, tangent gradient; differences are in square brackets."
     )
     labels = ("Method", "Seeds", "Epochs", *(label for _, label in COLUMNS[task]))
     return Table(task, f"{NAMES[task]} ({task})", note, labels, (*rows, *published), quiet, commands(groups))
@@ -161,9 +161,9 @@ def paired_table(groups: list[Group], task: str) -> Table | None:
         return None
     columns = ("Method", "Seeds", label, "95 % interval", "Verdict")
     note = (
-        f"Pairs of runs with the same seed: the figure of each method less that of {TITLES[REFERENCE]}; Student's "
-        "interval over the seeds. A method that breaks rows may have a smaller figure for that reason, and gets no "
-        "verdict."
+        f"Differences between runs with the same seed: the figure of each method minus that of {TITLES[REFERENCE]}, "
+        "with Student's interval over the seeds. A method that breaks rows can have a smaller figure for that reason, so "
+        "it gets no verdict."
     )
     return Table(f"{task}-paired", f"Seed by seed ({task})", note, columns, tuple(rows))
 
