@@ -162,8 +162,8 @@ def paired_table(groups: list[Group], task: str) -> Table | None:
     columns = ("Method", "Seeds", label, "95 % interval", "Verdict")
     note = (
         f"Differences between runs with the same seed: the figure of each method minus that of {TITLES[REFERENCE]}, "
-        "with Student's interval over the seeds. A method that breaks rows can have a smaller figure for that reason, so "
-        "it gets no verdict."
+        "with Student's interval over the seeds. A method that breaks rows can have a smaller figure for that reason, "
+        "so it gets no verdict."
     )
     return Table(f"{task}-paired", f"Seed by seed ({task})", note, columns, tuple(rows))
 
