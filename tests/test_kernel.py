@@ -572,7 +572,7 @@ def test_no_rows_have_a_gradient_and_their_own_memory(gradient: str):
 def test_bounds_on_sides_that_were_not_prepared_are_refused():
     ones = torch.ones(1, 2, dtype=DOUBLE)
     one_sided = prepare(AffineSet.inequality(ones, [1.0], names=["total"]))
-    with pytest.raises(ValueError, match="total was prepared as '<' and got a lower bound"):
+    with pytest.raises(ValueError, match="total has the kind '<' and got a lower bound"):
         one_sided.with_bounds(lower=torch.zeros(1, dtype=DOUBLE))
     with pytest.raises(ValueError, match="two different bounds"):
         prepare(AffineSet.equality(ones, [1.0])).with_bounds(

@@ -46,7 +46,7 @@ class Solution(Projection):
         return linear if self.Q is None else linear + (stationary.apply(self.Q, y) * y).sum(-1) / 2
 
     def residuals(self) -> Residuals:
-        """How far the conditions of the minimum are missed, measured from the data."""
+        """Residuals of the conditions of the minimum, measured from the data."""
         Q = None if self.Q is None else self.Q.detach()
         return residuals(self.value.detach(), self.multipliers.detach(), self.set, Q, self.q.detach())
 

@@ -225,7 +225,7 @@ class DrivingProblem(Problem):
         return torch.where(forward, rows.upper / torch.where(forward, rows.A[..., 0], 1.0), free).amin(-1)
 
     def _clearance(self, states: Tensor) -> Tensor:
-        """How far outside the obstacles the robot is, without smoothing: ``min_j max_i h_ji``; negative inside one."""
+        """Distance of the robot from the obstacles, without smoothing: ``min_j max_i h_ji``; negative inside one."""
         away = []
         for corners in obstacle_corners():
             A, b = hull_rows(corners)
