@@ -741,6 +741,20 @@ def test_a_kernel_error_is_not_an_error_of_the_constraints():
     assert issubclass(KernelError, RuntimeError) and not issubclass(KernelError, ValueError)
 
 
+@needs_compiler
+def test_a_function_that_is_nowhere_defined_stops_the_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    kernel = tmp_path / "kernel"
+    shutil.copytree(PACKAGE / "_kernel", kernel, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+    monkeypatch.setattr(build, "HERE", kernel)
+    with (kernel / "onnx.c").open("a") as file:
+        file.write(
+            "int caffnet_nowhere(void);\n__attribute__((used)) static int ask(void) { return caffnet_nowhere(); }\n"
+        )
+    with pytest.raises(build.BuildError, match="caffnet_nowhere"):
+        build.build(tmp_path / build.LIBRARY.name)
+    assert not (tmp_path / build.LIBRARY.name).exists()
+
+
 def test_importing_and_projecting_load_no_compiler_of_python():
     done = run_python(ANSWER + "import sys\nprint({'numba', 'llvmlite'} & set(sys.modules))")
     assert done.stdout.split("\n")[:2] == ["[0.5, 0.5]", "set()"], done.stdout + done.stderr[-500:]
