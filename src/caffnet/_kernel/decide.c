@@ -178,6 +178,41 @@ FN int proven_empty(const Work *work, CaffnetProof *proof) {
     return proof->gap < 0.0 && proof->radius * work->t.empty > size;
 }
 
+/* How far the worst hard row is exceeded at y; 0 if none is. */
+FN double hard_excess(const Work *work, const double *y) {
+    double worst = 0.0;
+    for (Index i = 0; i < work->rows.m; i++)
+        if (!is_soft(work, i)) worst = larger(worst, excess_of(&work->rows, i, value_of(&work->rows, i, y)));
+    return worst;
+}
+
+/* Move work->y onto all hard rows that it stands on, as near as rounding lets it: the closing row of the level (soft.c) is
+   not in the factors of the face. Soft rows must accept it at that level. */
+FN void lean_on_hard_rows(Work *work) {
+    const Rows *s = &work->rows;
+    Face *face = &work->face;
+    Index n = s->n;
+    double *trial = work->spare, worst = hard_excess(work, work->y), size = larger(largest(work->g, n), largest(work->y, n));
+    if (worst == 0.0) return;
+    for (Index i = 0; i < s->m; i++) {
+        work->kept[i] = face->held[i];
+        work->seed[i] = is_soft(work, i) ? 0 : face->held[i];
+    }
+    rebuild_face(work, work->seed);
+    copy(trial, work->y, n);
+    for (int again = 0; again < 3 && worst > 0.0; again++) {
+        slide_finely(s, face, trial);
+        clamp(s, trial);
+        round_point(work, trial);
+        double now = hard_excess(work, trial);
+        if (!(now < worst) || check(s, trial, size, NULL, 0, &work->t) == REJECTED) break;
+        copy(work->y, trial, n);
+        worst = now;
+    }
+    for (Index i = 0; i < s->m; i++) face->held[i] = work->kept[i];
+    work->ready = 0; /* the marks of the face are not those of its factors */
+}
+
 /* Project work->y on the hard rows alone, if they do not accept it; whether they do then. */
 FN int stay_on_hard_rows(Work *work) {
     Index n = work->rows.n;
@@ -231,6 +266,7 @@ FN int give_way(Work *work, int which, int strict, CaffnetProof *proof) {
         round_point(work, work->y);
     } else if (which == SOFT_ROWS) { /* accepted up to the rounding of g: a last step by that of y, on the same face */
         close_face(work);
+        lean_on_hard_rows(work);
         for (Index i = 0; i < s->m; i++) work->kept[i] = face->held[i];
         (void)stay_on_hard_rows(work);
         for (Index i = 0; i < s->m; i++) face->held[i] = work->kept[i];
