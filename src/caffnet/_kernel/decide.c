@@ -222,11 +222,13 @@ FN int stay_on_hard_rows(Work *work) {
     relax_rows(work, 0.0);
     for (Index i = 0; i < work->rows.m; i++)
         if (is_soft(work, i)) work->give[i] = 0.0;
-    if (check(&work->rows, work->y, largest(work->y, n), work->face.held, 1, &work->t) != REJECTED) return 1;
-    copy(goal, work->y, n);
-    restart(work);
-    if (dual(work, goal, work->y, NULL, work->t.search, work->t.feasibility) >= 0 &&
-        settle_point(work, goal, largest(goal, n)) != REJECTED) return 1;
+    for (int again = 0; again < 40; again++) { /* a far goal leaves an error of eps |goal| */
+        if (check(&work->rows, work->y, largest(work->y, n), work->face.held, 1, &work->t) != REJECTED) return 1;
+        copy(goal, work->y, n);
+        restart(work);
+        if (dual(work, goal, work->y, NULL, work->t.search, work->t.feasibility) < 0 ||
+            settle_point(work, goal, largest(goal, n)) == REJECTED) break;
+    }
     clamp(&work->rows, work->y);
     round_point(work, work->y);
     return 0;
@@ -608,17 +610,22 @@ FN int write_strictly(const CaffnetBatch *batch, int64_t b, Work *work, int sear
 }
 
 /* Answer a RELAXED sample anew at the scale of its hard rows: beside a soft row that asks for numbers of another order,
-   theirs have lost their digits. */
+   theirs have lost their digits. Where they do not hold even so, the level cannot tell their points apart: the nearest
+   one to g then. */
 FN int rescale_to_hard_rows(const CaffnetBatch *batch, int64_t b, Work *work, CaffnetProof *proof) {
     work->modest = 1;
     (void)load_sample(batch, b, work);
-    work->modest = 0;
     int state = approach(work, (int)batch->strict, proof);
-    if (state != CAFFNET_WITHIN_TOL) return state;
-    choose_yielding(work, SOFT_ROWS);
-    int hold = stay_on_hard_rows(work);
+    if (state == CAFFNET_WITHIN_TOL) choose_yielding(work, SOFT_ROWS);
+    int hold = state == CAFFNET_INFEASIBLE || stay_on_hard_rows(work);
+    if (!hold) {
+        (void)load_sample(batch, b, work);
+        copy(work->y, work->g, work->rows.n);
+        hold = stay_on_hard_rows(work);
+    }
+    work->modest = 0;
     restore_bounds(work);
-    return hold ? CAFFNET_RELAXED : CAFFNET_WITHIN_TOL;
+    return state == CAFFNET_INFEASIBLE ? state : hold ? CAFFNET_RELAXED : CAFFNET_WITHIN_TOL;
 }
 
 /* Answer one sample whose rows are scaled; its status. `proof` is filled for an INFEASIBLE one. */
