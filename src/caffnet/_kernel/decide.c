@@ -231,7 +231,7 @@ FN int stay_on_hard_rows(Work *work) {
     }
     clamp(&work->rows, work->y);
     round_point(work, work->y);
-    return 0;
+    return check(&work->rows, work->y, largest(work->y, n), NULL, 0, &work->t) != REJECTED; /* bounds that cross by rounding */
 }
 
 /* Put the point of least violation of the rows that give way, as choose_yielding has set them, into work->y, its rows
@@ -294,9 +294,10 @@ FN int give_way(Work *work, int which, int strict, CaffnetProof *proof) {
    multipliers in work->conflict, if the hard rows exclude each other: then they give way, and the soft ones have no say.
    WITHIN_TOL where rounding explains the violation, or the proof does not hold. */
 FN int least_violation(Work *work, int strict, CaffnetProof *proof) {
-    int state = CONFLICT;
+    int state = CONFLICT, never = 0;
     choose_yielding(work, work->soft ? SOFT_ROWS : ALL_ROWS);
     if (!work->soft) return give_way(work, ALL_ROWS, strict, proof);
+    for (Index i = 0; i < work->rows.m; i++) never = never || (is_soft(work, i) && excludes_all(work, i));
     if (!has_impossible_hard_row(work)) state = give_way(work, SOFT_ROWS, strict, proof);
     if (state == CONFLICT) {
         choose_yielding(work, HARD_ROWS);
@@ -309,6 +310,7 @@ FN int least_violation(Work *work, int strict, CaffnetProof *proof) {
                 work->give[i] = 2.0 * relax * users_unit(&work->rows, i) + work->t.search * size + work->t.underflow;
         state = give_way(work, SOFT_ROWS, strict, proof);
         if (state == CONFLICT) state = CAFFNET_WITHIN_TOL;
+        if (never) state = CAFFNET_INFEASIBLE; /* whatever the point */
         choose_yielding(work, SOFT_ROWS);
         if (!stay_on_hard_rows(work)) state = CAFFNET_WITHIN_TOL; /* it was more than rounding */
         restore_bounds(work);
