@@ -235,6 +235,39 @@ def test_the_least_violation_is_least(block: int):
         assert abs(float(answer.violation) - programme.fun) <= 1e-8 * (1 + abs(programme.fun)), seed
 
 
+@pytest.mark.parametrize("kind", ["integers", "copies", "low rank", "sizes"])
+def test_the_least_violation_of_degenerate_rows_is_least(kind: str):
+    """Many rows through one point, copies of rows, rows that depend on each other, rows of sizes 1e-3 to 1e3."""
+    optimize = pytest.importorskip("scipy.optimize")
+    empty, fine = 0, {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}
+    for seed in range(40_000, 40_030):
+        random = np.random.default_rng(seed)
+        n = int(random.integers(1, 13))
+        m = int(random.integers(n + 1, 4 * n + 4))
+        A, upper = random.normal(size=(m, n)), random.normal(size=m) - 1
+        if kind == "integers":
+            A, upper = random.integers(-2, 3, (m, n)).astype(float), random.integers(-4, 2, m).astype(float)
+        elif kind == "copies":
+            A = A[random.integers(0, max(1, m // 3), m)] * random.choice([1.0, -1.0, 2.0, 0.5, 10.0], (m, 1))
+        elif kind == "low rank":
+            A = random.normal(size=(m, max(1, n // 2))) @ random.normal(size=(max(1, n // 2), n))
+        else:
+            size = 10.0 ** random.integers(-3, 4, m)
+            A, upper = A * size[:, None], upper * size
+        lower = np.where(random.random(m) < 0.4, upper - random.integers(0, 3, m), -np.inf)
+        finite = np.isfinite(lower)
+        rows = np.concatenate([np.c_[A, -np.ones(m)], np.c_[-A[finite], -np.ones(finite.sum())]])
+        cost, bounds = np.r_[np.zeros(n), 1.0], [*[(None, None)] * n, (0, None)]
+        programme = optimize.linprog(cost, rows, np.r_[upper, -lower[finite]], bounds=bounds, options=fine)
+        assert programme.status == 0
+        set = AffineSet(*(torch.as_tensor(t) for t in (A, lower, upper)))
+        f = torch.as_tensor(random.normal(size=n) * 10.0 ** random.integers(-1, 3))
+        answer = project(f, set, on_infeasible="nearest", search="active")
+        empty += int(answer.status == Status.INFEASIBLE)
+        assert abs(float(answer.violation) - programme.fun) <= 1e-9 * (1 + programme.fun), seed
+    assert empty > 20
+
+
 # ------------------------------------------------------------------------------------------------ gradients
 
 

@@ -120,7 +120,7 @@ class Projection:
         if set.softness is not None and set.slacks:
             rows = _weighted_rows(set, value.device)
             value = torch.cat([value, slack.at(problem, rows, value.detach())], -1)
-            problem = _price(problem, set, batch)
+            problem = price_slacks(problem, set, batch)
             if all(kind in HARD + WEIGHTED for kind in set.softness.kinds):  # with its slacks the point is in the set
                 status = torch.where(status == int(Status.RELAXED), int(Status.PROJECTED), status)
         return problem, Answer(value, status, active)
@@ -423,10 +423,10 @@ def soft_rows(set: AffineSet, options: Options) -> str:
 def _soften(problem: Problem, set: AffineSet, batch: torch.Size, options: Options) -> Problem:
     """The problem with its soft rows marked for the kernel, and a slack for each row with a weight."""
     problem = problem._replace(soft=soft_rows(set, options))
-    return _price(problem, set, batch) if set.slacks else problem
+    return price_slacks(problem, set, batch) if set.slacks else problem
 
 
-def _price(problem: Problem, set: AffineSet, batch: torch.Size) -> Problem:
+def price_slacks(problem: Problem, set: AffineSet, batch: torch.Size) -> Problem:
     """The problem with a slack for each row with a weight."""
     assert set.softness is not None
     assert set.softness.weight is not None
