@@ -12,13 +12,16 @@ by ``κ λ_i (ṡ_i - Σ_j λ_j ṡ_j)`` with ``ṡ_i = ∇h_i v``.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from caffnet._solve.tracing import is_compiling, is_concrete
 from caffnet.constraints import ArrayLike
 from caffnet.control.barriers.base import Barrier, labels
+from caffnet.control.fused import fused
 from caffnet.errors import ConstraintError
 
 
@@ -194,6 +197,7 @@ class OutsidePolytopes(Barrier):
         self._rows, self._shifts = self.sharpness * self.A.flatten(0, 1), -self.sharpness * self.b.flatten()
         self.buffer = torch.tensor([math.log(len(b)) for _, b in pairs], dtype=torch.float64) / self.sharpness
         self.names = tuple(f"obstacle {j}" for j in range(len(pairs)))
+        self._typed = Typed(self._spread)
 
     def __call__(self, x: Tensor) -> Tensor:
         """The smooth unions, ``(..., k)``."""
@@ -201,8 +205,7 @@ class OutsidePolytopes(Barrier):
 
     def evaluate(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The smooth unions, and ``Σ_i softmax(κ h_i) a_i`` in the columns of the position."""
-        value, weight = self._blend(x)
-        return value, self._mix(weight, x)
+        return fused(self._evaluate, self._pull_back, x)  # pyright: ignore[reportReturnType]
 
     def evaluate_along(self, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """As `evaluate`, and the sides mixed with the change of their weights."""
@@ -215,30 +218,71 @@ class OutsidePolytopes(Barrier):
         first, second = self._rates(v), self._rates(w)
         return self._mix(weights_along_both(weight, first, second, 0 * first, self.sharpness), x)
 
+    def _evaluate(self, x: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor]]:
+        value, weight = self._blend(x)
+        return (value, self._mix(weight, x)), (weight,)
+
+    def _pull_back(self, kept: tuple[Tensor], by_value: Tensor, by_gradient: Tensor) -> tuple[Tensor]:
+        """``Σ_j by_value_j ∇h_j + ∇²h_j by_gradient_j``: all sides, mixed."""
+        (weight,) = kept
+        sides = self._typed(by_gradient)[-1]
+        rate = (sides * by_gradient.unsqueeze(-2)).sum(-1)
+        share = torch.addcmul(weights_along(weight, rate, self.sharpness), weight, by_value.unsqueeze(-1))
+        return (share.flatten(-2) @ sides.flatten(0, 1),)
+
+    def _spread(self, like: Tensor) -> tuple[Tensor, ...]:
+        """Scaled rows, shifts and buffer, and the sides over the whole state, ``(k, sides, n_x)``."""
+        sides = spread(self.A, self.position, like.shape[-1])
+        return tuple(t.to(like) for t in (self._rows, self._shifts, self.buffer, sides))
+
     def _rates(self, v: Tensor) -> Tensor:
         """How fast the sides are crossed along v, ``(..., k, sides)``."""
         return (_like(self.A, v) @ _located(v, self.position)[..., None, :, None]).squeeze(-1)
 
     def _blend(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The smooth unions ``(..., k)`` and the weights of the sides ``(..., k, sides)``."""
-        p = _located(x, self.position)
-        flat = torch.nn.functional.linear(p, _like(self._rows, x), _like(self._shifts, x))
-        scaled = flat.unflatten(-1, self.b.shape)
-        total, weight = log_sum_exp(scaled)
-        return total / self.sharpness - _like(self.buffer, x), weight
+        rows, shifts, buffer, _ = self._typed(x)
+        flat = torch.nn.functional.linear(_located(x, self.position), rows, shifts)
+        total, weight = log_sum_exp(flat.unflatten(-1, self.b.shape))
+        return total / self.sharpness - buffer, weight
 
     def _mix(self, weight: Tensor, x: Tensor) -> Tensor:
         """``Σ_i weight_i a_i`` as gradients over the state, ``(..., k, n_x)``."""
-        mixed = (weight.unsqueeze(-2) @ _like(self.A, x)).squeeze(-2)
-        return spread(mixed, self.position, x.shape[-1])
+        return (weight.unsqueeze(-1) * self._typed(x)[-1]).sum(-2)
+
+
+class Typed:
+    """What a function makes of constants for states of one size, number type and device: remembered for the last.
+
+    Args:
+        make: of states, as a tuple of tensors.
+    """
+
+    def __init__(self, make: Callable[[Tensor], tuple[Tensor, ...]]):
+        self._make = make
+        self._last: tuple[Any, tuple[Tensor, ...]] | None = None
+
+    def __call__(self, like: Tensor) -> tuple[Tensor, ...]:
+        """The constants for these states."""
+        if not like.is_floating_point():
+            raise ConstraintError(f"x must be of a floating type, got {like.dtype}: write x.double().")
+        if is_compiling():
+            return self._make(like)
+        key, last = (like.shape[-1], like.dtype, like.device), self._last
+        if last is not None and last[0] == key:
+            return last[1]
+        made = self._make(like)
+        # What a graph is made of must not leave it, nor what inference mode has made.
+        if all(is_concrete(t) and not t.is_inference() for t in made):
+            self._last = (key, made)
+        return made
 
 
 def log_sum_exp(scaled: Tensor) -> tuple[Tensor, Tensor]:
-    """``ln Σ_i exp(s_i)``, ``(...)``, and its weights, the softmax, ``(..., m)``: in one, of plain operations."""
-    top = scaled.amax(-1, keepdim=True)
-    share = torch.exp(scaled - top)
-    total = share.sum(-1, keepdim=True)
-    return (top + total.log()).squeeze(-1), share / total
+    """``ln Σ_i exp(s_i)``, ``(...)``, and its weights, the softmax, ``(..., m)``."""
+    weight = torch.softmax(scaled, -1)
+    # Of the largest, ln λ = s - ln Σ exp.
+    return scaled.amax(-1) - weight.amax(-1).log(), weight
 
 
 def weights_along(weight: Tensor, rate: Tensor, sharpness: float) -> Tensor:

@@ -51,6 +51,10 @@ class ControlAffine:
         moved = (self._actuated(x) @ u.to(x).unsqueeze(-1)).squeeze(-1)
         return moved if self.drift is None else moved + self.drift_at(x)
 
+    def held(self, x: Tensor, u: Tensor, dt: float) -> Tensor | None:
+        """`rk4` of this system in closed form, ``(..., n_x)``; None if it has none."""
+        return None
+
     def drift_at(self, x: Tensor) -> Tensor:
         """``f(x)``, ``(..., n_x)``; zero without drift."""
         if self.drift is None:
