@@ -48,6 +48,8 @@ class PID:
         if not self.gains.isfinite().all():
             raise ConstraintError(f"The gains must be finite numbers, got {self.gains.tolist()}.")
         self.dt = dt
+        present, past, change = self.gains
+        self._factors = torch.stack([present + change / dt, past, -change / dt])
         self._memory: tuple[Tensor, Tensor] | None = None
 
     def reset(self) -> None:
@@ -57,7 +59,6 @@ class PID:
     def __call__(self, error: Tensor) -> Tensor:
         """The command ``(..., k)`` for the error ``(..., k)``."""
         check_states("error", error, self.gains.shape[-1])
-        gains = self.gains.to(error)
         now = error.detach()
         total, last = (torch.zeros_like(now),) * 2 if self._memory is None else self._memory
         if last.shape != now.shape:
@@ -67,8 +68,9 @@ class PID:
             )
         total = total + self.dt * now
         self._memory = (total, now)
-        past = gains[1] * total - (gains[2] / self.dt) * last
-        return torch.addcmul(past, gains[0] + gains[2] / self.dt, error)
+        # What the present error counts by, and what the past does.
+        by_error, by_total, by_last = self._factors.to(error).unbind()
+        return torch.addcmul(torch.addcmul(by_total * total, by_last, last), by_error, error)
 
 
 class UnicyclePID:

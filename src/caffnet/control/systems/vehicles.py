@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from caffnet.control.fused import fused
 from caffnet.control.systems.base import ControlAffine, check_positive
+
+#: Simpson's rule for a step of length 1: times and weights.
+_SIMPSON = torch.tensor([[0.0, 0.5, 1.0], [1 / 6, 4 / 6, 1 / 6]], dtype=torch.float64)
 
 
 class Unicycle(ControlAffine):
@@ -44,8 +48,8 @@ class Unicycle(ControlAffine):
         if type(self).velocity is not Unicycle.velocity:
             return None
         self._check(x, u)
-        rule = x.new_tensor([[0.0, dt / 2, dt], [dt / 6, 4 * dt / 6, dt / 6]])
-        return fused(lambda x, u: _drive(x, u, rule), lambda kept, g: _drive_back(kept, g, rule), x, u.to(x))[0]
+        rule = (dt * _SIMPSON.to(x)).unbind()
+        return fused(partial(_drive, rule=rule), partial(_drive_back, rule=rule), x, u.to(x))[0]
 
 
 def _project(gradient: Tensor, x: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
@@ -59,10 +63,12 @@ def _project_back(kept: tuple[Tensor, ...], g: Tensor) -> tuple[Tensor, Tensor]:
     cos, sin, along, across = kept
     ahead, turn = g.unbind(-1)
     bent = (ahead * (across * cos - along * sin)).sum(-1, keepdim=True)
-    return torch.stack([ahead * cos, ahead * sin, turn], -1), torch.nn.functional.pad(bent, (2, 0))
+    by_x = bent.new_zeros(*bent.shape[:-1], 3)
+    by_x[..., 2:] = bent
+    return torch.stack([ahead * cos, ahead * sin, turn], -1), by_x
 
 
-def _drive(x: Tensor, u: Tensor, rule: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+def _drive(x: Tensor, u: Tensor, rule: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
     """The state after a step in which the headings at the times ``rule[0]`` count by the weights ``rule[1]``."""
     times, weights = rule
     speed, turn = u[..., :1], u[..., 1:]
@@ -72,11 +78,11 @@ def _drive(x: Tensor, u: Tensor, rule: Tensor) -> tuple[tuple[Tensor, ...], tupl
     return (x + torch.cat([speed * way, turn * times[2]], -1),), (cos, sin, way, speed)
 
 
-def _drive_back(kept: tuple[Tensor, ...], g: Tensor, rule: Tensor) -> tuple[Tensor, Tensor]:
+def _drive_back(kept: tuple[Tensor, ...], g: Tensor, rule: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
     (cos, sin, way, speed), (times, weights) = kept, rule
     place, turned = g[..., :2], g[..., 2:]
     bent = weights * speed * (place[..., 1:] * cos - place[..., :1] * sin)  # by each of the headings
-    by_x = g + torch.nn.functional.pad(bent.sum(-1, keepdim=True), (2, 0))
+    by_x = torch.cat([place, turned + bent.sum(-1, keepdim=True)], -1)
     faster = (place * way).sum(-1, keepdim=True)
     return by_x, torch.cat([faster, torch.addcmul((bent @ times).unsqueeze(-1), turned, times[2])], -1)
 
