@@ -58,8 +58,9 @@ def limit_gradient(x: Tensor, limit: float) -> Tensor:
 
 def _shortened(g: Tensor, limit: float) -> Tensor:
     """Gradients ``(..., n_x)`` of length at most `limit`; one that is no number teaches nothing and becomes zero."""
-    if may_branch(g) and bool((torch.linalg.vector_norm(g, dim=-1) <= limit).all()):  # as nearly always
-        return g
+    length = torch.linalg.vector_norm(g, dim=-1, keepdim=True)
+    if may_branch(g) and math.isfinite(float(length.sum())):  # as nearly always: numbers, and no square overflows
+        return g * (limit / length.clamp_min(limit))
     largest = g.abs().amax(-1, keepdim=True)
     known = largest.isfinite()
     unit = torch.where(known & (largest > 0), g / largest, 0.0)  # of a length whose square does not overflow
