@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from caffnet._solve.tracing import in_forward_mode, may_branch
+from caffnet._solve.tracing import in_forward_mode, may_branch, no_autocast
 
 #: ``(*inputs) -> (outputs, kept)``; what is kept helps to go back.
 Function: TypeAlias = Callable[..., tuple[tuple[Tensor, ...], tuple[Tensor, ...]]]
@@ -41,7 +41,8 @@ class _Fused(torch.autograd.Function):
     def backward(ctx: Any, *incoming: Tensor):
         given, kept = ctx.saved_tensors[: ctx.count], ctx.saved_tensors[ctx.count :]
         if not torch.is_grad_enabled() and may_branch(*incoming):
-            return None, None, *ctx.pull_back(kept, *incoming)
+            with no_autocast(incoming[0].device.type):
+                return None, None, *ctx.pull_back(kept, *incoming)
         wanted = ctx.needs_input_grad[2:]
         with torch.enable_grad():
             # Views: inputs may depend on each other, and each is asked for its own part only.

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from caffnet._solve.tracing import is_compiling, is_concrete
+from caffnet._solve.tracing import is_compiling, is_concrete, no_autocast
 from caffnet.constraints import HARD, SOFT_IF_NEAREST, UPPER, AffineSet, ArrayLike, Softness
 from caffnet.control.barriers.base import Barrier, as_barrier, with_time
 from caffnet.control.barriers.shapes import constant
@@ -98,7 +98,9 @@ class BarrierConstraint:
 
     def __call__(self, x: Tensor | Sequence[Tensor], t: Tensor | float | None = None) -> AffineSet:
         """The set at the states x ``(..., n_x)`` and, if the barrier moves, the time t ``(...)``."""
-        rows, bound = self._rows(self._states(x, t))
+        states = self._states(x, t)
+        with no_autocast(states.device.type):
+            rows, bound = self._rows(states)
         count = bound.shape[-1]
         names = self.barrier.names or tuple(f"barrier {i}" for i in range(count))
         kinds = UPPER * count

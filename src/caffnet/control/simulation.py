@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from caffnet._solve.tracing import is_compiling, is_concrete, may_branch
+from caffnet._solve.tracing import is_compiling, is_concrete, may_branch, no_autocast
 from caffnet.control.systems.base import ControlAffine, check_states
 from caffnet.errors import ConstraintError, InfeasibleError
 
@@ -148,7 +148,8 @@ def rollout(
             if disturbance is not None:
                 assert isinstance(moving, _Disturbed)
                 moving.wind = disturbance(x, fine_times[step * substeps + part]).to(x).expand_as(x)
-            x = integrate(moving, x, u, dt / substeps)
+            with no_autocast(x.device.type):  # half precision would move the states by a part in a hundred
+                x = integrate(moving, x, u, dt / substeps)
             fine.append(x)
         _check_finite(x, fine[-1 - substeps], u, step, float(fine_times[(step + 1) * substeps]))
     whole = torch.stack(fine, -2)

@@ -36,11 +36,14 @@ class InsidePolytope(Barrier):
         """``b - A x``, ``(..., k)``."""
         if x.shape[-1] != self.A.shape[1]:
             raise ConstraintError(f"x must have shape (..., {self.A.shape[1]}), got {tuple(x.shape)}.")
-        return torch.nn.functional.linear(x, _like(self._slopes, x), _like(self.b, x))
+        slopes, b = _like(self._slopes, x), _like(self.b, x)
+        # Of one state, in one operation.
+        return torch.addmv(b, slopes, x) if x.ndim == 1 else torch.nn.functional.linear(x, slopes, b)
 
     def evaluate(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """``b - A x`` and ``-A``."""
-        return self(x), _like(self._slopes, x).expand(*x.shape[:-1], *self.A.shape)
+        slopes = _like(self._slopes, x)
+        return self(x), slopes if x.ndim == 1 else slopes.expand(*x.shape[:-1], *slopes.shape)
 
     def evaluate_along(self, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """As `evaluate`: nothing bends."""
