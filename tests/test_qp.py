@@ -83,6 +83,27 @@ def test_a_nearly_singular_q_keeps_its_digits():
     assert max(t.max() for t in (left.primal, left.dual, left.gap)) <= 1e-12
 
 
+@pytest.mark.parametrize("n", [12, 40])
+def test_rows_with_a_structure_of_their_own_have_multipliers_too(n: int):
+    """Chains, budgets and boxes have direct searches, without factors; the multipliers need some. Q = I keeps the form."""
+    step = (torch.eye(n, dtype=DOUBLE) - torch.eye(n, dtype=DOUBLE).roll(1, 1))[:-1]
+    box = AffineSet.box(torch.zeros(n, dtype=DOUBLE), None)
+    sets = {
+        "chain": AffineSet.inequality(step, torch.zeros(n - 1, dtype=DOUBLE)),
+        "simplex": AffineSet.equality(torch.ones(1, n, dtype=DOUBLE), torch.ones(1, dtype=DOUBLE)) & box,
+        "one row": AffineSet.inequality(normal(5, 1, n), -torch.ones(1, dtype=DOUBLE)),
+        "box": box,
+    }
+    q = normal(6, 40, n)
+    for name, set in sets.items():
+        nearest = project(-q, set.to_dense())
+        for Q in (torch.ones(n, dtype=DOUBLE), torch.eye(n, dtype=DOUBLE)):
+            best = solve_qp(Q, q, set)
+            torch.testing.assert_close(best.value, nearest.value, rtol=1e-12, atol=1e-13, msg=name)
+            torch.testing.assert_close(best.multipliers, nearest.multipliers, rtol=1e-11, atol=1e-12, msg=name)
+            assert (best.status <= Status.PROJECTED).all() and best.residuals().dual.max() <= 5e-15 * n
+
+
 MAROS = DATA / "yardsticks" / "maros_meszaros_pd"
 NAMES = sorted(path.stem for path in MAROS.glob("*.mat"))
 

@@ -18,7 +18,10 @@ FN void build_face(Work *work, const int8_t *active, int known) {
     int held = 0;
     for (Index i = 0; i < work->rows.m && !held; i++) held = active[i] != 0;
     if (!held) clear_face(&work->rows, &work->face);
-    else if (!known) rebuild_face(work, active);
+    else if (!known) {
+        work->rows.direct.family = ANY; /* factors are needed */
+        rebuild_face(work, active);
+    }
 }
 
 /* Solve on the white face of k rows: v, (n,), becomes L' p; u, (k,) of scaled rows, is used up; s gets their part. */
