@@ -164,7 +164,7 @@ FN int polish(const CaffnetBatch *batch, int64_t b, Work *work, Metric *metric, 
     if (state == REJECTED) return REJECTED;
     stationarity(batch, b, work, metric, dual);
     *proven = meets_rows(work, metric) && is_stationary(work, dual, work->t.feasibility);
-    return *proven ? state : CAFFNET_WITHIN_TOL;
+    return *proven ? CAFFNET_PROJECTED : CAFFNET_WITHIN_TOL;
 }
 
 /* Half of the rows are about this near to the origin, in scaled units: the mean of the exponents of their bounds. */
