@@ -55,7 +55,7 @@ def plain_operations() -> Iterator[None]:
 
 
 def is_exporting_plain() -> bool:
-    """Check whether an exported graph must hold plain operations only: in `plain_operations`, or in torch.onnx.export."""
+    """Check whether graphs to export hold plain operations only: in `plain_operations`, or in torch.onnx.export."""
     return is_exporting() and _wants_plain()
 
 
