@@ -19,7 +19,7 @@ EXPORTS = ("page_array", "page_rows", "page_solve", "page_conflict")
 
 def compile_module(source: Path, exports: tuple[str, ...], target: Path) -> Path:
     """A WebAssembly module of a C file and the kernel, which imports nothing."""
-    command = [sys.executable, "-m", "ziglang", "cc", "-target", "wasm32-wasi", "-mexec-model=reactor", "-O2", "-s"]
+    command = [sys.executable, "-m", "ziglang", "cc", "-target", "wasm32-wasi", "-mexec-model=reactor", "-Os", "-s"]
     command += ["-std=c11", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror", f"-I{build.HERE}"]
     command += [f"-Wl,--export={name}" for name in exports]
     subprocess.run([*command, str(source), str(build.HERE / "kernel.c"), "-o", str(target)], check=True)

@@ -338,6 +338,15 @@ def test_a_set_that_begins_beyond_the_largest_number_is_infeasible_with_a_proof(
     assert conflict.rows == (0,) and conflict.proven and conflict.radius > 1.7e308
 
 
+def test_a_gap_below_the_smallest_number_is_no_gap_of_zero():
+    """-8 y = 5e-324 and y >= 0."""
+    set = AffineSet([[-8.0], [-4.0]], [5e-324, -INF], [5e-324, 0.0])
+    with pytest.raises(InfeasibleError) as caught:
+        project(torch.tensor([5e-324], dtype=torch.float64), set)
+    (conflict,) = caught.value.conflicts
+    assert sorted(conflict.rows) == [0, 1] and conflict.proven and conflict.gap < 0
+
+
 def test_strict_is_no_excuse_for_equalities_that_contradict_each_other():
     third = 0.1 + 0.2  # not 3 * 0.1: parallel but for rounding, so there is no proof either
     set = AffineSet.equality([[-4.0, -4.0, 0.1], [-12.0, -12.0, third]], [0.0, 1.0])
@@ -360,6 +369,19 @@ def test_a_row_of_zeros_is_judged_the_same_at_every_size_of_the_sample(bound: fl
     set = AffineSet([[0.0, 0.0], [1.0, 0.0]], [bound, -INF], [INF, 4.0])
     answer = project(torch.tensor([[size, 0.0]], dtype=torch.float64), set, on_infeasible="nan")
     assert answer.status.item() == (Status.INFEASIBLE if bound > 1e-290 else Status.WITHIN_TOL)
+
+
+def test_strict_does_not_leave_a_hard_equality_for_numbers_beyond_the_largest():
+    """The soft row, -5e-324 y <= -1e139, asks for 1e462."""
+    small = 7.6704585395276977e-93
+    rows = torch.tensor([[1.0, small], [0.1, 7.6704585395276982e-94], [1.0, small]], dtype=torch.float64)
+    hard = AffineSet(rows, [-INF, 0.0, -INF], [0.0, 0.0, -4.0])
+    wish = AffineSet(torch.tensor([[0.0, -5e-324]], dtype=torch.float64), [0.0], [-1e139]).soft()
+    answer = project(torch.tensor([2.7e300, 0.0], dtype=torch.float64), hard & wish, strict=True)
+    for a, low, high in zip(rows.tolist(), hard.lower.tolist(), hard.upper.tolist(), strict=True):
+        terms = [Fraction(c) * Fraction(y) for c, y in zip(a, answer.value.tolist(), strict=True)]
+        excess = max(sum(terms) - Fraction(high), (Fraction(low) if low > -INF else sum(terms)) - sum(terms))
+        assert excess <= sum(map(abs, terms)) * Fraction(2) ** -48 or answer.status == Status.WITHIN_TOL
 
 
 def test_strict_does_not_write_a_point_beyond_the_largest_number():

@@ -215,6 +215,17 @@ def test_nearest_in_a_metric():
     assert answer.status == Status.RELAXED
 
 
+@pytest.mark.parametrize(("upper", "far", "active"), [(torch.inf, 1e125, [0, 1]), (0.0, 1.0, [1, 1])])
+def test_a_soft_row_of_the_largest_numbers_gives_way(upper: float, far: float, active: list[int]):
+    """Its unit, in the numbers that the kernel computes with, is below the smallest one."""
+    line = AffineSet(torch.tensor([[1.0, 0.0]], dtype=DOUBLE), [2.0], [2.0])
+    lower = upper if upper == torch.inf else -torch.inf
+    wish = AffineSet(torch.tensor([[1e308, 0.0]], dtype=DOUBLE), [lower], [upper]).soft()
+    answer = project(torch.tensor([0.0, far], dtype=DOUBLE), wish & line)
+    assert answer.status == Status.RELAXED
+    assert answer.value.tolist() == [2.0, far] and answer.active.tolist() == active
+
+
 # ------------------------------------------------------------------------------------------------ hard conflicts
 
 
@@ -231,6 +242,15 @@ def test_hard_rows_in_conflict_are_named_alone():
     assert project(f, set, on_infeasible="nan").value.isnan().all()
     nearest = project(f, set, on_infeasible="nearest")
     assert nearest.status == Status.INFEASIBLE and nearest.value.tolist() == [1.5]
+
+
+def test_hard_rows_in_conflict_are_found_beside_a_soft_row_of_other_numbers():
+    """At the size that the soft row asks for, 1e92, a gap of 10 would be rounding."""
+    wish = AffineSet(torch.tensor([[1.3789130657754968e216]], dtype=DOUBLE), [1.7976931348623157e308], [-4.0]).soft()
+    hard = AffineSet(torch.tensor([[-4.0], [0.3999999999999993]], dtype=DOUBLE), [-4.0, -torch.inf], [0.0, -4.0])
+    with pytest.raises(InfeasibleError) as raised:
+        project(torch.zeros(1, dtype=DOUBLE), wish & hard)
+    assert sorted(raised.value.conflicts[0].rows) == [1, 2] and raised.value.conflicts[0].proven
 
 
 def test_giving_way_is_an_answer_whatever_is_asked_for_infeasible_sets():

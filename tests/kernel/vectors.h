@@ -1715,7 +1715,7 @@ static const Vector vectors[] = {
  2, {{0x8a42ce03b75092d, 0xcbf29ce484222325, 0xaf63bd4c8601b7df, 0xaf63bd4c8601b7df, 0xaf63bd4c8601b7df}, {0x8a42ce03b75092d, 0xcbf29ce484222325, 0xaf63bd4c8601b7df, 0xaf63bd4c8601b7df, 0xaf63bd4c8601b7df}}, 0x0},
 {2, 2, 1, 0, 2, 0, 1, 2, {1, LISTED, 9029, 0}, {0}, {1, LISTED, 11352, 0}, {1, LISTED, 11356, 0}, {1, LISTED, 11358, 0}, {1, DRAWN, 1171, 0},
  "BB", NULL, "3", "-.", 9029,
- 2, {{0x79572da7a0d32e6d, 0xcbf29ce484222325, 0x4d25767f9dce13f5, 0x2305febd16ac668e, 0x8328807b4eb6fed}, {0xf9572da7a0d32e6d, 0xcbf29ce484222325, 0x4d25767f9dce13f5, 0x2305febd16ac668e, 0x8328807b4eb6fed}}, 0xd59b2822df8bbe59},
+ 2, {{0x79572da7a0d32e6d, 0xcbf29ce484222325, 0x4d25767f9dce13f5, 0x2305febd16ac668e, 0x8328807b4eb6fed}, {0xf9572da7a0d32e6d, 0xcbf29ce484222325, 0x4d25767f9dce13f5, 0x2305febd16ac668e, 0x8328807b4eb6fed}}, 0xd59eee22df897e50},
 {1, 3, 1, 0, 2, 1, 1, 1, {1, LISTED, 11360, 0}, {0}, {1, LISTED, 11361, 0}, {1, LISTED, 11364, 0}, {1, LISTED, 11367, 0}, {1, DRAWN, 1175, 0},
  "BBB", NULL, "3", "...", 11360,
  2, {{0xaf63bd4c8601b7df, 0xcbf29ce484222325, 0xd94d12186c0f2fb7, 0xd94d12186c0f2fb7, 0xd94d12186c0f2fb7}, {0xaf63bd4c8601b7df, 0xcbf29ce484222325, 0xd94d12186c0f2fb7, 0xd94d12186c0f2fb7, 0xd94d12186c0f2fb7}}, 0xf1cc4fd9252be94f},

@@ -213,15 +213,29 @@ FN void lean_on_hard_rows(Work *work) {
     work->ready = 0; /* the marks of the face are not those of its factors */
 }
 
-/* Project work->y on the hard rows alone, if they do not accept it; whether they do then. */
-FN int stay_on_hard_rows(Work *work) {
-    Index n = work->rows.n;
-    double *goal = work->other;
+/* Leave only the hard rows, until restore_bounds. */
+FN void free_soft_rows(Work *work) {
     for (Index i = 0; i < work->rows.m; i++)
         if (is_soft(work, i)) work->give[i] = HUGE_VAL;
     relax_rows(work, 0.0);
     for (Index i = 0; i < work->rows.m; i++)
         if (is_soft(work, i)) work->give[i] = 0.0;
+}
+
+/* Whether the hard rows accept work->y. */
+FN int hard_rows_hold(Work *work) {
+    for (Index i = 0; i < work->rows.m; i++) work->give[i] = 0.0;
+    free_soft_rows(work);
+    int state = check(&work->rows, work->y, largest(work->y, work->rows.n), NULL, 0, &work->t);
+    restore_bounds(work);
+    return state != REJECTED;
+}
+
+/* Project work->y on the hard rows alone, if they do not accept it; whether they do then. */
+FN int stay_on_hard_rows(Work *work) {
+    Index n = work->rows.n;
+    double *goal = work->other;
+    free_soft_rows(work);
     for (int again = 0; again < 40; again++) { /* a far goal leaves an error of eps |goal| */
         if (check(&work->rows, work->y, largest(work->y, n), work->face.held, 1, &work->t) != REJECTED) return 1;
         copy(goal, work->y, n);
@@ -307,7 +321,7 @@ FN int least_violation(Work *work, int strict, CaffnetProof *proof) {
         choose_yielding(work, SOFT_ROWS);
         for (Index i = 0; i < work->rows.m; i++)
             if (!is_soft(work, i))
-                work->give[i] = 2.0 * relax * users_unit(&work->rows, i) + work->t.search * size + work->t.underflow;
+                work->give[i] = 2.0 * relax * users_unit(work, i) + work->t.search * size + work->t.underflow;
         state = give_way(work, SOFT_ROWS, strict, proof);
         if (state == CONFLICT) state = CAFFNET_WITHIN_TOL;
         if (never) state = CAFFNET_INFEASIBLE; /* whatever the point */
@@ -473,13 +487,14 @@ FN void keep_hard_rows(const CaffnetBatch *batch, int64_t b, Work *work) {
             double bound = bound_at(s, i, value_of(s, i, work->ordinary));
             int exact = s->equal[i] || s->squared[i] == 0.0 || s->plain[i] >= 0, soft = is_soft(work, i);
             double inside = exact || !is_finite(bound) ? 0.0 : -factor * (work->t.margin * (size + bound) + work->t.underflow);
-            work->unit[i] = soft && !alone ? users_unit(s, i) : 0.0;
+            work->unit[i] = soft && !alone ? users_unit(work, i) : 0.0;
             work->give[i] = !soft ? inside : alone ? HUGE_VAL : 0.0;
         }
         if (climb(work, goal, work->y, &relax, work->stood) < 0) continue;
         int state = settle_point(work, goal, size);
+        if (state == REJECTED || !is_representable(work)) continue;
         write_value(batch, b, work);
-        if (state == REJECTED || !holds_exactly(batch, b, batch->value, b * batch->n, 1)) continue;
+        if (!holds_exactly(batch, b, batch->value, b * batch->n, 1)) continue;
         if (!alone) close_face(work);
         restore_bounds(work);
         return;
@@ -613,7 +628,7 @@ FN int write_strictly(const CaffnetBatch *batch, int64_t b, Work *work, int sear
 
 /* Answer a RELAXED sample anew at the scale of its hard rows: beside a soft row that asks for numbers of another order,
    theirs have lost their digits. Where they do not hold even so, the level cannot tell their points apart: the nearest
-   one to g then. */
+   one to g then, or INFEASIBLE if there is none. */
 FN int rescale_to_hard_rows(const CaffnetBatch *batch, int64_t b, Work *work, CaffnetProof *proof) {
     work->modest = 1;
     (void)load_sample(batch, b, work);
@@ -624,6 +639,11 @@ FN int rescale_to_hard_rows(const CaffnetBatch *batch, int64_t b, Work *work, Ca
         (void)load_sample(batch, b, work);
         copy(work->y, work->g, work->rows.n);
         hold = stay_on_hard_rows(work);
+    }
+    if (!hold) {
+        restore_bounds(work);
+        choose_yielding(work, HARD_ROWS);
+        state = give_way(work, HARD_ROWS, (int)batch->strict, proof);
     }
     work->modest = 0;
     restore_bounds(work);
@@ -662,7 +682,8 @@ FN int decide(const CaffnetBatch *batch, int64_t b, Work *work, CaffnetProof *pr
     if (found && search == CAFFNET_PAPER && (batch->w || work->norm != 2.0) && try_compromise(batch, b, work))
         return batch->status[b];
     if (state != CAFFNET_INFEASIBLE && state != CAFFNET_RELAXED && !is_representable(work)) state = into_range(work, proof);
-    if (state == CAFFNET_RELAXED && s->shift != 0) state = rescale_to_hard_rows(batch, b, work, proof);
+    if (state == CAFFNET_RELAXED && (s->shift != 0 || !hard_rows_hold(work)))
+        state = rescale_to_hard_rows(batch, b, work, proof);
     if (state == CAFFNET_RELAXED) return write_relaxed(batch, b, work);
     if (batch->strict && state != CAFFNET_INFEASIBLE) {
         state = write_strictly(batch, b, work, search == CAFFNET_PAPER ? CAFFNET_FULL : search, proof);

@@ -281,6 +281,6 @@ EXPORT void NAME(caffnet_conflict)(const CaffnetBatch *batch, int64_t sample, do
     if (!read_matrix(batch, sample, &work.rows)) return;
     if (decide_sample(batch, sample, &work, &metric, proof) != CAFFNET_INFEASIBLE) return;
     for (Index i = 0; i < work.rows.m; i++) multiplier[i] = times_power(work.conflict[i], work.rows.exponent[i]);
-    proof->gap = times_power(proof->gap, -work.rows.shift);
+    proof->gap = smaller(times_power(proof->gap, -work.rows.shift), -0x1p-1074); /* never rounded to 0 */
     proof->radius = times_power(proof->radius, -work.rows.shift);
 }

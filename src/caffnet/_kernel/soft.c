@@ -17,8 +17,9 @@
 enum { ALL_ROWS, SOFT_ROWS, HARD_ROWS };
 
 /* One of the user's units in the scaled row i. */
-FN double users_unit(const Rows *s, Index i) {
-    Index exponent = s->exponent[i] + s->shift;
+FN double users_unit(const Work *work, Index i) {
+    Index exponent = work->rows.exponent[i] + work->rows.shift;
+    if (is_soft(work, i) && exponent < -1000) exponent = -1000; /* a unit of 0 is that of a hard row */
     return ldexp(1.0, exponent > 1000 ? 1000 : exponent);
 }
 
@@ -26,7 +27,7 @@ FN double users_unit(const Rows *s, Index i) {
 FN void choose_yielding(Work *work, int which) {
     for (Index i = 0; i < work->rows.m; i++) {
         int soft = is_soft(work, i), yields = which == ALL_ROWS || soft == (which == SOFT_ROWS);
-        work->unit[i] = yields ? users_unit(&work->rows, i) : 0.0;
+        work->unit[i] = yields ? users_unit(work, i) : 0.0;
         work->give[i] = yields || !soft ? 0.0 : HUGE_VAL;
         work->conflict[i] = work->fine[i] = 0.0;
     }
@@ -77,15 +78,15 @@ FN Level share_level(Work *work, const int8_t *active, double *q) {
     Level level = {-1, -1, 0.0, 0.0};
     double tau = 0.0, worst = 0.0;
     for (Index j = 0; j < face->k; j++)
-        if (is_soft(work, face->rows[j])) tau += q[j] * (double)face->sides[j] * users_unit(s, face->rows[j]);
+        if (is_soft(work, face->rows[j])) tau += q[j] * (double)face->sides[j] * users_unit(work, face->rows[j]);
     for (Index i = 0; i < s->m; i++) {
         if (active[i] == 0 || face->held[i] != 0) continue;
         (void)remainder_of(s, i, face);
         in_rows(face, 0, face->d, face->r, s->n);
-        double rate = is_soft(work, i) ? (double)active[i] * users_unit(s, i) : 0.0, size = fabs(rate);
+        double rate = is_soft(work, i) ? (double)active[i] * users_unit(work, i) : 0.0, size = fabs(rate);
         for (Index j = 0; j < face->k; j++) {
             if (!is_soft(work, face->rows[j])) continue;
-            double unit = users_unit(s, face->rows[j]);
+            double unit = users_unit(work, face->rows[j]);
             rate -= face->r[j] * (double)face->sides[j] * unit;
             size += fabs(face->r[j]) * unit;
         }
@@ -97,7 +98,7 @@ FN Level share_level(Work *work, const int8_t *active, double *q) {
     }
     for (Index i = 0; i < s->m; i++) {
         if (active[i] == 0 || !is_soft(work, i)) continue;
-        double unit = users_unit(s, i), miss = (s->low[i] - s->high[i]) / unit;
+        double unit = users_unit(work, i), miss = (s->low[i] - s->high[i]) / unit;
         if (!(miss > worst)) continue;
         worst = miss;
         level.crossed = i;

@@ -108,7 +108,7 @@ def explain(problem: Problem, options: Options, sample: int) -> Conflict:
         tuple(rows),
         tuple(problem.names[i] for i in rows),
         tuple(weights[i] / total for i in rows),
-        gap / total if total else gap,
+        min(gap / total if total else gap, -math.ulp(0.0)),  # never rounded to 0
         radius,
         radius > 0,
     )
