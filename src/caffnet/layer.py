@@ -135,7 +135,7 @@ class CAffine(nn.Module):
 
     @property
     def passes(self) -> bool:
-        """Whether `f` passes unchanged: in training mode, while the layer is not enabled."""
+        """Check whether `f` passes unchanged: in training mode, while the layer is not enabled."""
         return self.training and not self.enabled
 
     def project(self, f: Tensor, w: NullVector = None, *, x: Any = None) -> Projection:

@@ -453,7 +453,7 @@ def _weighted_rows(set: AffineSet, device: torch.device) -> Tensor:
 def flatten(set: AffineSet, f: Tensor, w: Tensor | None, batch: torch.Size) -> Problem:
     """One sample per line; what all samples share stays shared."""
     A, lower, upper, metric = set.A, set.lower, set.upper, set.metric
-    m, n = A.shape[-2:]
+    m, n = A.shape if A.ndim == 2 else A.shape[-2:]
 
     def lines(t: Tensor, *core: int) -> Tensor:
         if not batch:

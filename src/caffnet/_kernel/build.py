@@ -51,7 +51,7 @@ def source_hash() -> str:
 
 
 def is_current(library: Path = LIBRARY) -> bool:
-    """Whether a library is there and was compiled from the C files as they are."""
+    """Check whether a library is there and was compiled from the C files as they are."""
     return library.exists() and f"caffnet-sources:{source_hash()};".encode() in library.read_bytes()
 
 
@@ -121,8 +121,8 @@ def build(
         compile_file("onnx.c", "onnx")
         made = Path(folder) / target.name
         math = [] if system == "win32" else ["-lm"]
-        # A function that is nowhere defined is an error now, not when the library is loaded; other systems' linkers do so
-        # by themselves. Sanitizers leave theirs to the program.
+        # A function that is nowhere defined is an error now, not when the library is loaded, as on other systems.
+        # Sanitizers leave theirs to the program.
         whole = ["-Wl,-z,defs"] if system == "linux" and not any("sanitize" in flag for flag in flags) else []
         _run([*compiler, *flags, "-shared", *objects, "-o", str(made), *math, *whole])
         os.replace(made, target)

@@ -42,7 +42,7 @@ _HEADERS = {
 
 @functools.cache
 def is_available() -> bool:
-    """Whether there is a GPU and the package of the extra ``gpu``."""
+    """Check whether there is a GPU and the package of the extra ``gpu``."""
     if not torch.cuda.is_available() or importlib.util.find_spec("cuda") is None:
         return False
     return importlib.util.find_spec("cuda.bindings") is not None

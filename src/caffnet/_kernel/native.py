@@ -266,7 +266,7 @@ def empty_answer(f: Tensor, m: int, search: str) -> Answer:
     at = f.device
     choice = torch.empty(samples, n, dtype=torch.int32, device=at) if search == "paper" else None
     return Answer(
-        torch.empty(samples, n, dtype=f.dtype, device=at),
+        torch.empty_like(f, memory_format=torch.contiguous_format),
         torch.empty(samples, dtype=torch.int8, device=at),
         torch.empty(samples, m, dtype=torch.int8, device=at),
         choice,

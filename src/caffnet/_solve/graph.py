@@ -253,7 +253,7 @@ def _polish(rows: _Rows, chosen: Tensor, sides: Tensor, row_kinds: str, g: Tenso
 
 
 def _accepts(rows: _Rows, y: Tensor, start: Tensor) -> Tensor:
-    """Whether `y`, computed from `start`, satisfies every row up to rounding, ``(B,)``."""
+    """Check whether `y`, computed from `start`, satisfies every row up to rounding, ``(B,)``."""
     share = tolerance.feasibility(y.dtype, y.shape[-1])
     value = y @ rows.A.mT if rows.A.ndim == 2 else (rows.A @ y.unsqueeze(-1)).squeeze(-1)
     above = value - rows.upper - share * rows.upper.abs()
@@ -269,7 +269,7 @@ def _clamp(rows: _Rows, y: Tensor) -> Tensor:
 
 
 def _within_box(rows: _Rows, y: Tensor) -> Tensor:
-    """Whether rows of the form ``± y_j`` hold exactly, ``(B,)``."""
+    """Check whether rows of the form ``± y_j`` hold exactly, ``(B,)``."""
     low, high = _box_limits(rows)
     return ((low > high) | ((low <= y) & (y <= high))).all(-1)
 

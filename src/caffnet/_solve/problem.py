@@ -136,7 +136,7 @@ class Problem(NamedTuple):
 
 
 def is_diagonal(metric: Tensor) -> bool:
-    """Whether a metric of a `Problem` has one number per output, ``(..., 1, n)``."""
+    """Check whether a metric of a `Problem` has one number per output, ``(..., 1, n)``."""
     return metric.shape[-2] == 1
 
 

@@ -189,7 +189,7 @@ def _finish(
 
 
 def convex(p: Problem) -> Tensor:
-    """Whether Q has no eigenvalue below zero, but for rounding, ``(B,)``."""
+    """Check whether Q has no eigenvalue below zero, but for rounding, ``(B,)``."""
     if p.metric is None:
         return torch.ones(len(p.f), dtype=torch.bool, device=p.f.device)
     numbers = p.metric.isfinite().all((-1, -2))
@@ -305,14 +305,14 @@ def _balance(p: Problem, y: Tensor, multipliers: Tensor) -> tuple[Tensor, Tensor
 
 
 def _is_rounding(miss: Tensor, size: Tensor) -> Tensor:
-    """Whether all that is missed is rounding of its terms, ``(B,)``, as the kernel asks of a proof."""
+    """Check whether all that is missed is rounding of its terms, ``(B,)``, as the kernel asks of a proof."""
     # A multiplier that should vanish is of the size of the last place of the others.
     least = torch.finfo(miss.dtype).eps * size.amax(-1, keepdim=True) + tolerance.underflow(miss.dtype)
     return (miss.abs() <= tolerance.feasibility(miss.dtype, miss.shape[-1]) * size + least).all(-1)
 
 
 def _holds(p: Problem, y: Tensor, side: Tensor) -> Tensor:
-    """Whether a point lies on the rows of its face and within the others, up to rounding, ``(B,)``."""
+    """Check whether a point lies on the rows of its face and within the others, up to rounding, ``(B,)``."""
     share, value = tolerance.feasibility(y.dtype, y.shape[-1]), _values(p.A, y)
     room = 2 * share * (p.A.abs().sum(-1) * y.abs().amax(-1, keepdim=True) + value.abs()) + tolerance.underflow(y.dtype)
     high = torch.where(side < 0, p.lower, p.upper)

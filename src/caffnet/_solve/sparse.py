@@ -21,7 +21,7 @@ WORTH = 2**16
 
 
 def is_sparse(A: Tensor) -> bool:
-    """Whether a matrix is kept as its entries."""
+    """Check whether a matrix is kept as its entries."""
     return A.layout == torch.sparse_csr
 
 

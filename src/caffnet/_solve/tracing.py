@@ -19,14 +19,14 @@ _PLAIN = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
 def is_concrete(t: Tensor) -> bool:
-    """Whether a tensor holds numbers: not a meta, fake or recorded (tracing) or mapped (torch.func) one."""
+    """Check whether a tensor holds numbers: not a meta, fake or recorded (tracing) or mapped (torch.func) one."""
     if type(t) not in _PLAIN or torch._C._len_torch_dispatch_stack():
         return False
     return not (t.is_meta or is_functorch_wrapped_tensor(t) or is_legacy_batchedtensor(t))
 
 
 def are_concrete(tensors: Iterable[Tensor | None]) -> bool:
-    """Whether all of these hold numbers, and no transform or recorder (make_fx, fake tensors) is at work."""
+    """Check whether all of these hold numbers, and no transform or recorder (make_fx, fake tensors) is at work."""
     if peek_interpreter_stack() is not None or torch._C._len_torch_dispatch_stack():
         return False
     for t in tensors:  # not all(...): a generator costs more than the checks
@@ -55,7 +55,7 @@ def plain_operations() -> Iterator[None]:
 
 
 def is_exporting_plain() -> bool:
-    """Whether an exported graph must hold plain operations only: in `plain_operations`, or in torch.onnx.export."""
+    """Check whether graphs to export hold plain operations only: in `plain_operations`, or in torch.onnx.export."""
     return is_exporting() and _wants_plain()
 
 
@@ -69,22 +69,22 @@ _wants_plain._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMem
 
 
 def is_jit_tracing() -> bool:
-    """Whether torch.jit.trace traces this code."""
+    """Check whether torch.jit.trace traces this code."""
     return torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
 
 
 def in_transform() -> bool:
-    """Whether a transform of torch.func is at work, even if none of our tensors takes part in it."""
+    """Check whether a transform of torch.func is at work, even if none of our tensors takes part in it."""
     return peek_interpreter_stack() is not None
 
 
 def in_forward_mode() -> bool:
-    """Whether derivatives are carried forward; torch.func.jvp does it too."""
+    """Check whether derivatives are carried forward; torch.func.jvp does it too."""
     return torch.autograd.forward_ad._current_level >= 0
 
 
 def may_branch(*tensors: Tensor | None) -> bool:
-    """Whether code may branch on the numbers of these tensors: not in a graph, nor under a transform."""
+    """Check whether code may branch on the numbers of these tensors: not in a graph, nor under a transform."""
     return not is_compiling() and are_concrete(tensors)
 
 

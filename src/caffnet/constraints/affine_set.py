@@ -247,7 +247,7 @@ class AffineSet:
 
     @property
     def weak(self) -> bool:
-        """Whether the number type was assumed, not given: lists, scalars and integers take any type."""
+        """Check whether the number type was assumed, not given: lists, scalars and integers take any type."""
         return self._weak
 
     def __repr__(self) -> str:
@@ -489,7 +489,7 @@ class AffineSet:
         return torch.maximum(value - here.upper, here.lower - value).clamp_min(0)
 
     def contains(self, y: ArrayLike) -> Tensor:
-        """Whether `y` is in the set up to rounding, ``(...)``: within the tolerance that the layer promises."""
+        """Check whether `y` is in the set up to rounding, ``(...)``: within the tolerance that the layer promises."""
         here, point = self._facing(y)
         value = sparse.product(here.A, point)
         row = sparse.row_sizes(here.A)

@@ -60,7 +60,7 @@ def read(value: Any) -> Tensor:
 
 
 def holds_tensor(value: Any) -> bool:
-    """Whether a value is a tensor, or a sequence with one in it."""
+    """Check whether a value is a tensor, or a sequence with one in it."""
     if isinstance(value, str) or not isinstance(value, Sequence):
         return isinstance(value, Tensor)
     return any(holds_tensor(v) for v in value)

@@ -69,7 +69,7 @@ class Audit:
 
     @property
     def ok(self) -> bool:
-        """Whether no state without an admissible input was found."""
+        """Check whether no state without an admissible input was found."""
         return self.proof != "infeasible" and not bool(self.infeasible.any())
 
     @property
@@ -314,7 +314,7 @@ def _rows(at: Callable[[Tensor], AffineSet], x: Tensor) -> tuple[Tensor, Tensor]
 
 
 def _one_input_serves(linprog: Any, A: Tensor, b: Tensor, spread_A: Tensor, spread_b: Tensor) -> bool:
-    """Whether one u satisfies the rows over a box of states: the linear program of this file's head."""
+    """Check whether one u satisfies the rows over a box of states: the linear program of this file's head."""
     m, n = A.shape
     pairs = [(j, i) for j in range(len(spread_A)) for i in range(m) if spread_A[j, i].any() or spread_b[j, i] != 0]
     size = n + 1 + len(pairs)  # u, the excess, |·| of each pair

@@ -44,7 +44,7 @@ def check_not_reached(barrier: Barrier, system: ControlAffine, samples: Tensor |
 
 
 def _reach(barrier: Barrier, system: ControlAffine, samples: Tensor | None) -> Tensor | None:
-    """Whether ``L_g h ≠ 0``, ``(samples, k)``, where all is finite; None if nothing can be seen."""
+    """Check whether ``L_g h ≠ 0``, ``(samples, k)``, where all is finite; None if nothing can be seen."""
     for x in _states(system, samples):
         try:
             with torch.no_grad():

@@ -52,7 +52,7 @@ class InSet(supports.Constraint):
         self.set = set
 
     def check(self, value: Tensor) -> Tensor:
-        """Whether each point is in the set, ``(...)``."""
+        """Check whether each point is in the set, ``(...)``."""
         return self.set.contains(value)
 
 
@@ -264,7 +264,7 @@ def typed(set: AffineSet) -> AffineSet:
 
 
 def is_box(set: AffineSet) -> bool:
-    """Whether a set is a box with finite sides, row by row a coordinate."""
+    """Check whether a set is a box with finite sides, row by row a coordinate."""
     if set.m != set.n or set.row_kinds.strip(BOTH) or set.A.ndim != 2:
         return False
     finite = bool(set.lower.isfinite().all() and set.upper.isfinite().all())
