@@ -205,6 +205,8 @@ class CAffine(nn.Module):
                 )
             return
         mine = f.shape[:-1]
+        if len(mine) < 2:  # nothing to mistake
+            return
         axes = (constraints.set if isinstance(constraints, Prepared) else constraints).batch_shape
         if len(mine) > len(axes) > 0 and 1 in mine and joint_shape(mine, axes) != mine:
             raise ConstraintError(

@@ -49,6 +49,7 @@ from caffnet._solve.tracing import (
     is_exporting_plain,
     is_jit_tracing,
     may_branch,
+    remember,
 )
 from caffnet.constraints import HARD, SOFT, SOFT_IF_NEAREST, WEIGHTED, AffineSet, ArrayLike, is_kind, joint_shape
 from caffnet.errors import ConstraintError, DtypeError
@@ -415,14 +416,20 @@ def _broadcasts(shape: torch.Size, batch: torch.Size) -> bool:
 
 def soft_rows(set: AffineSet, options: Options) -> str:
     """`Problem.soft`: the marks of the rows that give way where the set is empty."""
-    yielding = SOFT + SOFT_IF_NEAREST if options.on_infeasible == "nearest" else SOFT
-    marks = "" if set.softness is None else "".join(SOFT if kind in yielding else HARD for kind in set.softness.kinds)
+    return "" if set.softness is None else _yielding(set.softness.kinds, options.on_infeasible)
+
+
+@remember
+def _yielding(kinds: str, on_infeasible: str) -> str:
+    yielding = SOFT + SOFT_IF_NEAREST if on_infeasible == "nearest" else SOFT
+    marks = "".join(SOFT if kind in yielding else HARD for kind in kinds)
     return marks if SOFT in marks else ""
 
 
 def _soften(problem: Problem, set: AffineSet, batch: torch.Size, options: Options) -> Problem:
     """The problem with its soft rows marked for the kernel, and a slack for each row with a weight."""
-    problem = problem._replace(soft=soft_rows(set, options))
+    soft = soft_rows(set, options)
+    problem = problem._replace(soft=soft) if soft else problem
     return price_slacks(problem, set, batch) if set.slacks else problem
 
 

@@ -31,6 +31,8 @@ from caffnet.constraints.rows import (
     check_kinds,
     inspect_kinds,
     is_kind,
+    read_labels,
+    read_labels_again,
     row_names,
 )
 from caffnet.constraints.shapes import joint_shape, stack_bounds
@@ -71,25 +73,20 @@ class AffineSet:
         parts, weak = as_tensors(A=A, lower=lower, upper=upper)
         rows = read_matrix(parts["A"], "A")
         bounds = [read_bound(parts[side], rows, side) for side in ("lower", "upper")]
-        self._fill(rows, bounds[0], bounds[1], names, None, weak)
+        self._fill(rows, bounds[0], bounds[1], read_labels(names, rows.shape[-2]), None, weak)
 
     def _fill(
         self,
         A: Tensor,
         lower: Tensor,
         upper: Tensor,
-        labels: Sequence[str | None] | None,
+        labels: Labels,
         row_kinds: str | None,
         weak: bool,
         metric: Tensor | None = None,
         softness: Softness | None = None,
     ) -> None:
-        m = A.shape[-2]
-        if isinstance(labels, str) or (labels is not None and len(labels) != m):
-            given = f"the text {labels!r}" if isinstance(labels, str) else f"{len(labels)} names"
-            raise ConstraintError(f"names must be a list with one name for each of the {m} rows, got {given}.")
-        self._A, self._lower, self._upper = A, lower, upper
-        self._labels = None if labels is None else tuple(None if name is None else str(name) for name in labels)
+        self._A, self._lower, self._upper, self._labels = A, lower, upper, labels
         self._row_kinds = inspect_kinds(lower, upper) if row_kinds is None else row_kinds
         self._weak, self._metric, self._softness = weak, metric, softness
 
@@ -99,7 +96,7 @@ class AffineSet:
         A: Tensor,
         lower: Tensor,
         upper: Tensor,
-        labels: Sequence[str | None] | None,
+        labels: Labels,
         row_kinds: str | None,
         weak: bool,
         metric: Tensor | None = None,
@@ -115,13 +112,15 @@ class AffineSet:
         r"""$\{y : A y \le b\}$, with A ``(..., m, n)`` and b ``(..., m)``."""
         rows, bound, weak = read_rows(A, b, "A", "b")
         below = torch.full((rows.shape[-2],), -math.inf, dtype=rows.dtype, device=rows.device)
-        return cls._build(rows, below, bound, names, UPPER * rows.shape[-2], weak)
+        labels = read_labels(names, rows.shape[-2])
+        return cls._build(rows, below, bound, labels, UPPER * rows.shape[-2], weak)
 
     @classmethod
     def equality(cls, C: ArrayLike, d: ArrayLike, names: Sequence[str] | None = None) -> AffineSet:
         r"""$\{y : C y = d\}$, with C ``(..., m, n)`` and d ``(..., m)``. Each equality stays one row."""
         rows, bound, weak = read_rows(C, d, "C", "d")
-        return cls._build(rows, bound, bound, names, EQUAL * rows.shape[-2], weak)
+        labels = read_labels(names, rows.shape[-2])
+        return cls._build(rows, bound, bound, labels, EQUAL * rows.shape[-2], weak)
 
     @classmethod
     def box(
@@ -144,7 +143,7 @@ class AffineSet:
             raise ConstraintError(f"A box must have one number of outputs: {hint}.")
         A = sparse.identity(sizes.pop(), given[0].dtype, given[0].device)
         bounds = [read_bound(parts[side], A, side) for side in ("lower", "upper")]
-        return cls._build(A, bounds[0], bounds[1], names, None, weak)
+        return cls._build(A, bounds[0], bounds[1], read_labels(names, A.shape[-2]), None, weak)
 
     @classmethod
     def from_parts(
@@ -163,7 +162,8 @@ class AffineSet:
         kinds = "".join(row_kinds)
         if len(kinds) != A.shape[-2] or kinds.strip(EQUAL + UPPER + LOWER + BOTH + FREE):
             raise ConstraintError(f"row_kinds must be {A.shape[-2]} characters of '=<>B-', one per row, got {kinds!r}.")
-        return cls._build(A, lower, upper, labels, kinds, weak, metric, softness)
+        read = read_labels_again if isinstance(labels, tuple) else read_labels  # a tuple is mostly that of another step
+        return cls._build(A, lower, upper, read(labels, len(kinds)), kinds, weak, metric, softness)
 
     # ------------------------------------------------------------------------------------------------ what it is
 
@@ -406,7 +406,7 @@ class AffineSet:
             return self
         kept = [i for i, kind in enumerate(self._softness.kinds) if kind in (HARD, SOFT_IF_NEAREST)]
         A, lower, upper = self._A[..., kept, :], self._lower[..., kept], self._upper[..., kept]
-        labels = None if self._labels is None else [self._labels[i] for i in kept]
+        labels = None if self._labels is None else tuple(self._labels[i] for i in kept)
         kinds, soft = ("".join(text[i] for i in kept) for text in (self._row_kinds, self._softness.kinds))
         softness = Softness(soft) if SOFT_IF_NEAREST in soft else None
         return self._build(A, lower, upper, labels, kinds, self._weak, self._metric, softness)

@@ -72,6 +72,18 @@ def check_kinds(lower: Tensor, upper: Tensor, kinds: str, labels: Labels) -> Non
     raise ConstraintError(f"{name} has the kind {kinds[row]!r} and got {what}: build the set with both sides.")
 
 
+def read_labels(names: Sequence[str | None] | None, m: int) -> Labels:
+    """Names of the m rows as users give them, checked."""
+    if isinstance(names, str) or (names is not None and len(names) != m):
+        given = f"the text {names!r}" if isinstance(names, str) else f"{len(names)} names"
+        raise ConstraintError(f"names must be a list with one name for each of the {m} rows, got {given}.")
+    return None if names is None else tuple(None if name is None else str(name) for name in names)
+
+
+#: The same for names that come again and again.
+read_labels_again = remember(read_labels)
+
+
 def row_names(labels: Labels, m: int) -> tuple[str, ...]:
     """Names of the m rows in messages: their label, or their place."""
     return tuple(f"row {i}" if label is None else label for i, label in enumerate(labels or (None,) * m))

@@ -7,13 +7,20 @@ from torch import Tensor
 
 from caffnet._solve.tracing import is_compiling
 
+_NONE = torch.Size(())
+
 
 def joint_shape(*shapes: torch.Size) -> torch.Size:
     """`torch.broadcast_shapes`, which takes longer than a small projection, only where shapes differ."""
-    first = next((shape for shape in shapes if shape), torch.Size(()))
-    if not is_compiling() and all(shape == first for shape in shapes if shape):
-        return first
-    return torch.broadcast_shapes(*shapes)
+    if is_compiling():
+        return torch.broadcast_shapes(*shapes)
+    first = _NONE
+    for shape in shapes:
+        if shape and shape != first:
+            if first:
+                return torch.broadcast_shapes(*shapes)
+            first = shape
+    return first
 
 
 def stack_bounds(a: Tensor, b: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -292,10 +293,11 @@ def round_inwards(answer: Projection, kind: Any) -> np.ndarray:
     rows = answer.set
     A, lower, upper = (side.numpy() for side in (rows.A, rows.lower, rows.upper))
     if rows.softness is not None:
-        soft, priced = (np.array([test(k) for k in rows.softness.kinds]) for test in (HARD.__ne__, WEIGHTED.__eq__))
-        giving = (answer.status.numpy() == int(Status.RELAXED))[..., None] & soft | priced
-        lower, upper = np.where(giving, -np.inf, lower), np.where(giving, np.inf, upper)
-    equal: Any = np.array([kind == EQUAL for kind in rows.row_kinds]) if EQUAL in rows.row_kinds else np.False_
+        kinds, relaxed = rows.softness.kinds, answer.status.numpy() == int(Status.RELAXED)
+        if WEIGHTED in kinds or relaxed.any():
+            giving = relaxed[..., None] & ~_marked(kinds, HARD) | _marked(kinds, WEIGHTED)
+            lower, upper = np.where(giving, -np.inf, lower), np.where(giving, np.inf, upper)
+    equal = _marked(rows.row_kinds, EQUAL)
 
     def broken(point: np.ndarray) -> Any:
         height = (A @ point.astype(np.float64)[..., None])[..., 0]
@@ -313,6 +315,12 @@ def round_inwards(answer: Projection, kind: Any) -> np.ndarray:
     better = bad & np.isfinite(inner).all(-1)
     better &= ~broken(np.where(better[..., None], inner, short))
     return np.where(better[..., None], inner, short)
+
+
+@functools.lru_cache(maxsize=1024)
+def _marked(kinds: str, kind: str) -> np.ndarray:
+    """Which rows are of a kind, ``(m,)``."""
+    return np.array([each == kind for each in kinds])
 
 
 def _copied(observed: Any) -> Any:

@@ -34,16 +34,20 @@ class InsidePolytope(Barrier):
 
     def __call__(self, x: Tensor) -> Tensor:
         """``b - A x``, ``(..., k)``."""
-        if x.shape[-1] != self.A.shape[1]:
-            raise ConstraintError(f"x must have shape (..., {self.A.shape[1]}), got {tuple(x.shape)}.")
-        slopes, b = _like(self._slopes, x), _like(self.b, x)
-        # Of one state, in one operation.
-        return torch.addmv(b, slopes, x) if x.ndim == 1 else torch.nn.functional.linear(x, slopes, b)
+        return self._evaluate(x)[0]
 
     def evaluate(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """``b - A x`` and ``-A``."""
-        slopes = _like(self._slopes, x)
-        return self(x), slopes if x.ndim == 1 else slopes.expand(*x.shape[:-1], *slopes.shape)
+        value, slopes = self._evaluate(x)
+        return value, slopes if x.ndim == 1 else slopes.expand(*x.shape[:-1], *slopes.shape)
+
+    def _evaluate(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The values, and ``-A`` of all states."""
+        if x.shape[-1] != self.A.shape[1]:
+            raise ConstraintError(f"x must have shape (..., {self.A.shape[1]}), got {tuple(x.shape)}.")
+        slopes, b = _like(self._slopes, x), self.b.to(x)
+        # Of one state, in one operation.
+        return (torch.addmv(b, slopes, x) if x.ndim == 1 else torch.nn.functional.linear(x, slopes, b)), slopes
 
     def evaluate_along(self, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """As `evaluate`: nothing bends."""

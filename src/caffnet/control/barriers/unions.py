@@ -104,7 +104,7 @@ class Constants:
     def blend(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Values ``(..., k)`` and the weights of the sides ``(..., sides, k)``."""
         flat = torch.nn.functional.linear(x, self.rows, self.shifts)
-        total, weight = log_sum_exp(flat.unflatten(-1, self.shape), -2)
+        total, weight = log_sum_exp(flat.view(*x.shape[:-1], *self.shape), -2)
         return torch.add(self.buffer, total, alpha=1 / self.sharpness), weight
 
     def mix(self, weight: Tensor) -> Tensor:
