@@ -26,7 +26,7 @@ from caffnet.control import (
 )
 from caffnet.deploy import to_c
 from caffnet.deploy.network import read_network
-from caffnet.deploy.scalars import write_function
+from caffnet.deploy.scalars import batch_function, write_function
 
 DOUBLE = torch.float64
 COMPILERS = {
@@ -279,6 +279,23 @@ def test_equal_lines_are_written_once_and_unused_ones_not_at_all():
 def test_what_is_not_written_is_refused(make, message: str, tmp_path: Path):
     with pytest.raises(ConstraintError, match=message):
         to_c(make(), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.softmax(900 * x, 0),
+        lambda x: torch.addmv(x, x.outer(x), x),
+        lambda x: torch.add(x, x.sin(), alpha=0.1),
+        lambda x: torch.mv(x.outer(x), x) + 0.1,
+    ],
+    ids=["softmax", "addmv", "alpha", "mv"],
+)
+def test_operations_are_those_of_torch_to_the_last_digits(function):
+    """A plain number in a function of float64 is of float64 too."""
+    x = torch.linspace(-1, 1, 5, dtype=torch.float64)
+    (found,) = batch_function(lambda one: [function(one)], x)(x)
+    torch.testing.assert_close(found, function(x), rtol=1e-15, atol=1e-15)
 
 
 def test_an_operation_without_a_line_in_c_is_named(tmp_path: Path):

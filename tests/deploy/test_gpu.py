@@ -103,7 +103,7 @@ def test_the_gpu_is_used_where_it_is_there_and_raises_as_the_cpu(device: Device,
     """`run` on tensors that say they are on a GPU."""
 
     class There(Tensor):
-        is_cuda = True  # type: ignore[assignment]
+        is_cpu, is_cuda = False, True  # type: ignore[assignment]
 
     monkeypatch.setattr(gpu, "is_available", lambda: True)
     p = problem(DOUBLE, False, False)

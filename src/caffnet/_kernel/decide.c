@@ -650,6 +650,35 @@ FN int rescale_to_hard_rows(const CaffnetBatch *batch, int64_t b, Work *work, Ca
     return state == CAFFNET_INFEASIBLE ? state : hold ? CAFFNET_RELAXED : CAFFNET_WITHIN_TOL;
 }
 
+/* The largest number of the sample: of f, g and the bounds. */
+FN double size_of_data(const Work *work) {
+    const Rows *s = &work->rows;
+    double size = larger(largest(work->f, s->n), largest(work->g, s->n));
+    for (Index i = 0; i < s->m; i++) {
+        if (is_finite(work->low[i])) size = larger(size, fabs(work->low[i]));
+        if (is_finite(work->high[i])) size = larger(size, fabs(work->high[i]));
+    }
+    return size;
+}
+
+/* Answer a sample whose rows meet only far away, because rows that depend on each other do so up to rounding: taken as
+   dependent, they exclude each other, and that is proven as far as a proof must reach. Else `state`, and work->y stays. */
+FN int exclude_far_point(const CaffnetBatch *batch, int64_t b, Work *work, int state, CaffnetProof *proof) {
+    double rank = work->t.rank;
+    if (!(rank * rank < work->t.delicate)) return state;
+    keep_answer(work);
+    (void)load_sample(batch, b, work); /* approach has moved f and g */
+    work->t.rank = sqrt(work->t.delicate);
+    work->ready = 0;
+    int empty = least_violation(work, (int)batch->strict, proof);
+    work->t.rank = rank;
+    work->ready = 0;
+    if (empty == CAFFNET_INFEASIBLE || empty == CAFFNET_RELAXED) return empty;
+    (void)load_sample(batch, b, work);
+    restore_answer(work);
+    return state;
+}
+
 /* Answer one sample whose rows are scaled; its status. `proof` is filled for an INFEASIBLE one. */
 FN int decide(const CaffnetBatch *batch, int64_t b, Work *work, CaffnetProof *proof) {
     Rows *s = &work->rows;
@@ -672,9 +701,14 @@ FN int decide(const CaffnetBatch *batch, int64_t b, Work *work, CaffnetProof *pr
         copy(work->g, work->f, n); /* feasible up to rounding: to be moved by rounding only, not by w */
         search = CAFFNET_ACTIVE;
     }
+    double size = size_of_data(work);
     if (loaded != CONFLICT) state = project(work, search, start);
     int found = state != CONFLICT && state != REJECTED;
     if (!found && !work->lost) state = approach(work, (int)batch->strict, proof);
+    int gave_up = work->lost || state == CAFFNET_INFEASIBLE || state == CAFFNET_RELAXED;
+    if (!gave_up && s->direct.family == ANY && largest(work->y, n) * work->t.empty > size)
+        state = exclude_far_point(batch, b, work, state, proof);
+    found = found && state != CAFFNET_INFEASIBLE && state != CAFFNET_RELAXED;
     if (work->lost) {
         write_nothing(batch, b, CAFFNET_UNDECIDED);
         return CAFFNET_UNDECIDED;

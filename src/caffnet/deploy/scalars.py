@@ -255,7 +255,7 @@ class _Writer:
         """The places of a tensor or number; those of a constant are made."""
         if isinstance(value, _Places):
             return value.at
-        tensor = torch.as_tensor(value)
+        tensor = value if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)
         flat = [self.constant(float(v)) for v in tensor.reshape(-1).tolist()]
         return torch.tensor(flat, dtype=torch.int64).reshape(tensor.shape)
 
@@ -333,6 +333,18 @@ class _Writer:
 
     def _do_addmm(self, c: Any, a: Any, b: Any) -> _Places:
         return _Places(self._map("add", self.places(c), self._do_mm(a, b).at))
+
+    def _do_mv(self, a: Any, x: Any) -> _Places:
+        return self._reduce("sum", _Places(self._map("mul", self.places(a), self.places(x))), [-1])
+
+    def _do_addmv(self, c: Any, a: Any, x: Any) -> _Places:
+        return _Places(self._map("add", self.places(c), self._do_mv(a, x).at))
+
+    def _do_softmax(self, value: Any, axis: int, _: bool) -> _Places:
+        """As torch, from the difference to the largest: no term overflows."""
+        largest = self._reduce("amax", value, axis, keepdim=True).at
+        parts = self._map("exp", self._map("sub", self.places(value), largest))
+        return _Places(self._map("div", parts, self._reduce("sum", _Places(parts), axis, keepdim=True).at))
 
     def _do_clamp(self, value: Any, low: Any = None, high: Any = None) -> _Places:
         places = self.places(value)

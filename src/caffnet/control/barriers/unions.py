@@ -105,7 +105,7 @@ class Constants:
         """Values ``(..., k)`` and the weights of the sides ``(..., sides, k)``."""
         flat = torch.nn.functional.linear(x, self.rows, self.shifts)
         total, weight = log_sum_exp(flat.view(*x.shape[:-1], *self.shape), -2)
-        return torch.add(self.buffer, total, alpha=1 / self.sharpness), weight
+        return self.buffer + total / self.sharpness, weight
 
     def mix(self, weight: Tensor) -> Tensor:
         """``Σ_i weight_i a_i``, ``(..., k, n_x)``."""
