@@ -23,7 +23,7 @@ from caffnet import (
     project,
     project_l1,
 )
-from caffnet._kernel import native
+from caffnet._kernel import memory, native
 from caffnet._solve import sparse
 from caffnet._solve.problem import Options, Problem
 
@@ -371,3 +371,88 @@ def test_fixed_rows_with_bounds_of_the_input():
     x = torch.zeros(5, 1, requires_grad=True)
     project(torch.ones(5, 2), one_sided.with_bounds(upper=x)).value.sum().backward()
     assert torch.allclose(x.grad, torch.ones(5, 1))
+
+
+# ------------------------------------------------------------------------------------------------ rows that come again
+
+
+def large_sets(stream: torch.Generator, batch: int) -> dict[str, AffineSet]:
+    """Sets whose matrix the kernel keeps."""
+    C, inside = normal(stream, 40, 120), normal(stream, batch, 120)
+    arcs = network(stream, 40, 120)
+    flow = sparse.from_entries(*sparse.entries(torch.cat([arcs, normal(stream, 40, 120)])), 120)
+    value = inside @ flow.to_dense().T
+    some = torch.rand(batch, 40, generator=stream) < 0.5  # other equalities in every sample
+    return {
+        "equalities": AffineSet.equality(C, inside @ C.T),
+        "and a box": AffineSet.equality(C, inside @ C.T) & AffineSet.box(inside.amin(0) - 1, inside.amax(0) + 1),
+        "changing": AffineSet(C, torch.where(some, inside @ C.T, inside @ C.T - 1), inside @ C.T),
+        "simplex": FAMILIES["simplex"](lambda *shape: normal(stream, *shape), batch, 100),
+        "chain": FAMILIES["often empty chain"](lambda *shape: normal(stream, *shape), batch, 70),
+        "sparse": AffineSet(flow, value - 0.1, value + 0.1),
+    }
+
+
+@pytest.mark.parametrize("options", [{}, {"strict": True}, {"gradient": "tangent"}], ids=["plain", "strict", "tangent"])
+def test_rows_that_come_again_have_the_same_bits(options: dict):
+    """What is kept from call to call, forward and back, in turn with other sets, changes nothing."""
+    stream = torch.Generator().manual_seed(7)
+    sets = large_sets(stream, 6)
+    options = {"search": "active", "on_infeasible": "nearest", **options}
+    for _ in range(4):
+        for name, set in sets.items():
+            f, v = 2 * normal(stream, 6, set.n), normal(stream, 6, set.n)
+            known = memory.key_of(set.A)
+            fresh = AffineSet.from_parts(sparse.copy(set.A), set.lower, set.upper, None, set.row_kinds)
+            parts = []
+            for s in (set, fresh):
+                leaf = f.clone().requires_grad_()
+                answer = project(leaf, s, **options)
+                slope = torch.autograd.grad(answer.value, leaf, v)[0]
+                parts.append((answer.value.detach(), answer.status, answer.active, slope))
+            assert all(torch.equal(a, b) for a, b in zip(*parts, strict=True)), name
+    assert known
+
+
+def test_rows_that_change_are_read_again():
+    """In place, by another tensor in their place, or in memory that numpy writes to."""
+    stream = torch.Generator().manual_seed(8)
+    A, f = normal(stream, 60, 80), normal(stream, 3, 80)
+
+    def check() -> None:
+        for _ in range(3):
+            set = AffineSet.equality(A, [0.0] * 60)
+            assert (A @ project(f, set).value.T).abs().max() < 1e-12
+
+    check()
+    assert memory.key_of(A)
+    with torch.no_grad():
+        A[0] = normal(stream, 80)
+    assert not memory.key_of(A)
+    check()
+    A.data = normal(stream, 60, 80)
+    check()
+    shared = A.numpy().copy()
+    A = torch.from_numpy(shared)
+    check()
+    shared[:] = normal(stream, 60, 80).numpy()
+    check()
+    few = sparse.from_entries(*sparse.entries(torch.ones(1, 5000, dtype=DOUBLE)), 5000)
+    f = normal(stream, 2, 5000)
+    for scale in (1, 1, 2, 2, -1):
+        few.values()[:9].mul_(scale)
+        answers = [project(f, AffineSet.equality(rows, [1.0])).value for rows in (few, sparse.copy(few))]
+        assert torch.equal(*answers)
+    with torch.inference_mode():
+        assert not memory.key_of(A.clone())
+
+
+def test_memory_is_kept_within_a_limit(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(memory._own, "kept", {}, raising=False)
+    monkeypatch.setattr(memory, "_MOST", 3000)
+    places = [memory.kept((-k, 0), 1000) for k in range(1, 4)]
+    assert [memory.kept((-k, 0), 1000) for k in range(1, 4)] == places and all(p % 64 == 0 for p in places)
+    memory.kept((-9, 0), 2500)
+    assert list(memory._own.kept) == [(-9, 0)]
+    memory.kept((-8, 0), 9000)
+    assert list(memory._own.kept) == [(-8, 0)]

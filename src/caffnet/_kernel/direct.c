@@ -466,10 +466,11 @@ FN Index chain_search(Work *work, const double *g, double *y) {
     const Direct *d = &s->direct;
     Face *face = &work->face;
     Index n = s->n, count = 0;
-    double *h = d->sums, *low = d->sums + n, *high = d->sums + 2 * (size_t)n, *total = y; /* by place in the chain */
+    double *h = d->sums, *low = d->sums + n, *high = d->sums + 2 * (size_t)n; /* by place in the chain */
+    double *total = y, *means = face->z;                                      /* by block */
     Index *first = d->first, *from = d->from, *until = d->until;
     int8_t *clipped = work->seed, *tied = d->side;
-    int joined = 0;
+    int joined = 0, limited = 0, bounded = 0;
     for (Index i = 0; i < s->m; i++)
         if (s->equal[i]) return NOT_FOUND;
     /* Steps taken off; bounds tightened along the chain, with the places that they come from. */
@@ -479,6 +480,7 @@ FN Index chain_search(Work *work, const double *g, double *y) {
         h[k] = g[j] - step;
         low[k] = d->low[j] - step;
         high[k] = d->high[j] - step;
+        limited |= (low[k] > -HUGE_VAL) | (high[k] < HUGE_VAL);
         from[k] = until[k] = k;
         if (joined && low[k - 1] > low[k]) {
             low[k] = low[k - 1];
@@ -487,7 +489,9 @@ FN Index chain_search(Work *work, const double *g, double *y) {
         Index place = d->falling ? j - 1 : j, link = k + 1 < n ? d->link[place] : -1;
         int upper = link >= 0 && is_finite(s->high[link]);
         joined = upper || (link >= 0 && is_finite(s->low[link])); /* a link without a bound ties nothing */
-        step = joined ? step + (d->falling ? -1.0 : 1.0) * (upper ? s->high[link] : s->low[link]) / d->a[place] : 0.0;
+        double bound = !joined ? 0.0 : upper ? s->high[link] : s->low[link];
+        if (!joined) step = 0.0;
+        else if (bound != 0.0) step += (d->falling ? -1.0 : 1.0) * bound / d->a[place];
         tied[k] = (int8_t)joined;
     }
     for (Index k = n - 1; k >= 0; k--) {
@@ -500,18 +504,25 @@ FN Index chain_search(Work *work, const double *g, double *y) {
             return CONFLICT;
         }
     }
-    /* Blocks: first[c] is where block c begins, total[c] the sum of its h. */
+    /* Blocks: first[c] is where block c begins, total[c] the sum of its h, means[c] their mean. */
     for (Index k = 0; k < n; k++) {
-        first[count] = k;
-        total[count++] = h[k];
-        while (count > 1 && tied[first[count - 1] - 1]) {
-            Index begin = first[count - 1], before = first[count - 2];
-            double mean = total[count - 1] / (double)(k + 1 - begin), old = total[count - 2] / (double)(begin - before);
-            double here = smaller(larger(mean, low[k]), high[begin]), there = smaller(larger(old, low[begin - 1]), high[before]);
+        Index begin = k;
+        double sum = h[k], mean = sum;
+        while (begin > 0 && tied[begin - 1]) {
+            Index before = first[count - 1];
+            double old = means[count - 1], here = mean, there = old;
+            if (limited) {
+                here = smaller(larger(mean, low[k]), high[begin]);
+                there = smaller(larger(old, low[begin - 1]), high[before]);
+            }
             if (there < here || (there == here && mean >= here && old <= there)) break;
-            total[count - 2] += total[count - 1];
-            count--;
+            sum = total[--count] + sum;
+            begin = before;
+            mean = sum / (double)(k + 1 - begin);
         }
+        first[count] = begin;
+        total[count] = sum;
+        means[count++] = mean;
     }
     /* The rows that pull: bounds where a block is clipped, links with a positive multiplier. Where the lower bound of
        place p and the upper bound of a later q leave one value, both pull, and a link between them does not. */
@@ -520,24 +531,25 @@ FN Index chain_search(Work *work, const double *g, double *y) {
     for (Index j = 0; j < n; j++) clipped[j] = 0;
     for (Index c = 0; c < count; c++) {
         Index begin = first[c], end = c + 1 < count ? first[c + 1] : n, p = from[end - 1], q = until[begin];
-        double mean = total[c] / (double)(end - begin), value = smaller(larger(mean, low[end - 1]), high[begin]);
+        double mean = means[c], value = smaller(larger(mean, low[end - 1]), high[begin]);
         double room = ROUNDING * (double)(end - begin) * (scale + fabs(value)), sum = 0.0, least = 0.0;
-        for (Index k = begin; k < end; k++) {
+        for (Index k = begin; k < end && mean != value; k++) {
             sum += h[k] - value;
             if (k >= p && k < q && low[end - 1] == high[begin]) least = smaller(least, sum);
         }
-        double up = larger(larger(-least, -sum), 0.0), down = sum + up, pull = 0.0;
-        if (mean == value) up = down = 0.0;
+        double up = larger(larger(-least, -sum), 0.0), down = sum + up, pull = 0.0; /* 0 if mean == value */
+        bounded = bounded || up > room || down > room;
         if (up > room) clipped[d->falling ? n - 1 - p : p] = -1;
         if (down > room) clipped[d->falling ? n - 1 - q : q] = 1;
         for (Index k = begin; k + 1 < end; k++) {
             Index i = d->link[d->falling ? n - 2 - k : k];
-            pull += h[k] - value + (k == p ? up : 0.0) - (k == q ? down : 0.0);
+            pull += h[k] - value;
+            if (mean != value) pull += (k == p ? up : 0.0) - (k == q ? down : 0.0);
             if (pull < -room) return NOT_FOUND; /* bounds that touch in another order */
             if (pull > room) face->held[i] = (int8_t)(is_finite(s->high[i]) ? 1 : -1);
         }
     }
-    for (Index i = 0; i < s->m; i++) {
+    for (Index i = 0; i < s->m && bounded; i++) {
         Index j = s->plain[i];
         if (j < 0 || clipped[j] == 0) continue;
         int upper = (clipped[j] > 0) == (plain_sign(s, i) > 0.0);
@@ -547,6 +559,7 @@ FN Index chain_search(Work *work, const double *g, double *y) {
         clipped[j] = 0;
     }
     direct_flat(s, face->held, g, y, 0);
+    work->flat = 1;
     return list_held(s, face);
 }
 

@@ -12,6 +12,14 @@ FN void *take(Pool *pool, size_t count, size_t size) {
     return place;
 }
 
+/* What stays in the memory of a batch with `keep`, at its beginning. */
+typedef struct {
+    int known;    /* the rest is set */
+    int sound;    /* the rows are scaled, or have NaN (0), or were not needed so far (-1) */
+    int identity; /* they are those of a box */
+    Work work;
+} Kept;
+
 #define DOUBLES(count) (double *)take(&pool, (size_t)(count), sizeof(double))
 #define INDICES(count) (Index *)take(&pool, (size_t)(count), sizeof(Index))
 #define MARKS(count) (int8_t *)take(&pool, (size_t)(count), 1)
@@ -24,6 +32,7 @@ FN size_t carve(Work *work, int64_t outputs, int64_t count, const int32_t *start
     for (size_t i = 0; i < few; i++) long_rows += start[i + 1] - start[i] > 1;
     size_t deep = search == CAFFNET_ACTIVE ? 1 : n + 1, paper = search == CAFFNET_PAPER ? n + 1 : 0;
     memset(work, 0, sizeof *work);
+    (void)take(&pool, 1, sizeof(Kept));
     Rows *s = &work->rows;
     s->m = (Index)count;
     s->n = (Index)outputs;
@@ -34,6 +43,7 @@ FN size_t carve(Work *work, int64_t outputs, int64_t count, const int32_t *start
     s->entries = INDICES(m);
     s->columns = INDICES(dense * m * (n / 4));
     s->plain = INDICES(m);
+    s->sign = DOUBLES(m);
     s->low = DOUBLES(m);
     s->high = DOUBLES(m);
     s->equal = MARKS(m);
@@ -47,8 +57,7 @@ FN size_t carve(Work *work, int64_t outputs, int64_t count, const int32_t *start
     direct->first = INDICES(n);
     direct->from = INDICES(n);
     direct->until = INDICES(n);
-    Newton *newton = s->newton = &work->newton;
-    s->t = &work->t;
+    Newton *newton = &work->newton;
     newton->column = INDICES(dense ? 0 : n + 1);
     newton->row = INDICES(entries);
     newton->entry = DOUBLES(entries);
@@ -126,12 +135,37 @@ FN size_t carve(Work *work, int64_t outputs, int64_t count, const int32_t *start
 }
 
 FN void prepare(Work *work, const CaffnetBatch *batch, void *memory) {
-    (void)carve(work, batch->n, batch->m, batch->row_start, (int)batch->search, memory);
+    Kept *kept = (Kept *)memory;
+    if (batch->keep && kept->known) *work = kept->work;
+    else (void)carve(work, batch->n, batch->m, batch->row_start, (int)batch->search, memory);
+    if (batch->keep) kept->known = 0; /* until this call has ended */
+    work->rows.newton = &work->newton;
+    work->rows.t = &work->t;
+    work->rows.start = batch->row_start;
+    work->rows.places = batch->columns;
     work->t = batch->t;
     work->norm = batch->norm;
     work->single = (int)batch->single;
     work->soft = batch->soft;
     work->cancel = batch->cancel;
+}
+
+/* What is known of the matrix: `sound` as in Kept, and whether it is the identity. */
+FN int recall(const CaffnetBatch *batch, const void *memory, int *identity) {
+    const Kept *kept = (const Kept *)memory;
+    int known = batch->keep && kept->known;
+    *identity = known ? kept->identity : is_identity(batch);
+    return known ? kept->sound : -1;
+}
+
+/* Leave what is known of the matrix to the next call. */
+FN void keep(const CaffnetBatch *batch, const Work *work, int sound, int identity, void *memory) {
+    Kept *kept = (Kept *)memory;
+    if (!batch->keep || (batch->cancel && *batch->cancel)) return;
+    kept->known = 1;
+    kept->sound = sound;
+    kept->identity = identity;
+    kept->work = *work;
 }
 
 /* Divide memory for the white sample of a metric, but for its own work; how much of it is used. */
@@ -158,7 +192,7 @@ FN void prepare_metric(Metric *metric, const CaffnetBatch *batch, void *memory) 
     metric->diagonal = (int)batch->diagonal;
     *white = *batch;
     white->samples = 1;
-    white->single = white->strict = white->metric_step = 0;
+    white->single = white->strict = white->keep = white->metric_step = 0;
     white->nearest = 1;
     white->f_step = white->w_step = white->A_step = white->lower_step = white->upper_step = 0;
     white->f = metric->f;
@@ -201,7 +235,7 @@ EXPORT int64_t NAME(caffnet_solve)(const CaffnetBatch *batch, int64_t first, int
     Metric metric;
     CaffnetProof proof;
     int64_t bad = 0;
-    int sound = -1, identity = is_identity(batch);
+    int identity, sound = recall(batch, memory, &identity);
     prepare(&work, batch, memory);
     if (batch->metric) prepare_metric(&metric, batch, memory);
     for (int64_t b = first; b < last; b++) {
@@ -217,17 +251,18 @@ EXPORT int64_t NAME(caffnet_solve)(const CaffnetBatch *batch, int64_t first, int
             bad += CAFFNET_HAS_NO_ANSWER(state);
         }
     }
+    keep(batch, &work, sound, identity, memory);
     return batch->cancel && *batch->cancel ? -1 : bad;
 }
 
 EXPORT void NAME(caffnet_gradient)(const CaffnetBatch *batch, const CaffnetGradients *to, int64_t first, int64_t last, void *memory) {
     Work work;
     Metric metric;
-    int sound = -1, identity = is_identity(batch) && !to->w && !to->A;
+    int identity, sound = recall(batch, memory, &identity), clips = identity && !to->w && !to->A;
     prepare(&work, batch, memory);
     if (batch->metric) prepare_metric(&metric, batch, memory);
     for (int64_t b = first; b < last; b++) {
-        if (identity) {
+        if (clips) {
             clip_gradient(batch, to, b);
             continue;
         }
@@ -235,6 +270,7 @@ EXPORT void NAME(caffnet_gradient)(const CaffnetBatch *batch, const CaffnetGradi
         if (batch->metric) differentiate_in_metric(batch, to, b, &work, &metric);
         else differentiate(batch, to, b, &work);
     }
+    keep(batch, &work, sound, identity, memory);
 }
 
 EXPORT int64_t NAME(caffnet_minimise)(const CaffnetBatch *batch, void *multiplier, int64_t first, int64_t last, void *memory) {

@@ -104,13 +104,13 @@ FN Index reduce(Work *work, const int8_t *active, const double *y, const double 
     copy(p, v, n);
     if (relaxed) release_soft_rows(work);
     rebuild_face(work, active);
-    for (Index j = 0; j < face->k; j++) face->d[j] = along(face, j, p, n);
-    for (Index j = 0; j < face->k; j++) move(face, j, face->d[j], p, n);
+    along_all(face, p, face->d, n);
+    move_all(face, face->d, p, n);
     if (!q) return face->k;
     in_rows(face, 0, face->d, q, n);
     if (relaxed) *level = share_level(work, active, q);
     for (Index j = 0; j < n; j++) away[j] = work->g[j] - y[j];
-    for (Index j = 0; j < face->k; j++) face->d[j] = along(face, j, away, n);
+    along_all(face, away, face->d, n);
     in_rows(face, 0, face->d, face->r, n);
     return face->k;
 }

@@ -55,6 +55,8 @@ typedef struct {
     int64_t nearest; /* infeasible samples get the point of least violation, not NaN */
     int64_t tangent; /* the gradient of f is projected on the tangent cone */
     int64_t diagonal; /* the metric has one number per output */
+    int64_t keep;    /* the memory, which begins with 8 zero bytes at first, is used with this A and search only: for solve
+                        and gradient, without a metric. What they compute from A alone stays there */
     int64_t f_step, w_step, A_step, lower_step, upper_step, metric_step;
     const void *f, *w, *A, *lower, *upper; /* (B, n), (B, n) or NULL, (B, m, n), (B, m), (B, m) */
     const void *metric;                    /* (B, n, n), or (B, n) if diagonal, or NULL for the Euclidean one */

@@ -11,7 +11,6 @@ import functools
 import math
 import os
 import struct
-import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -21,7 +20,7 @@ import torch
 from torch import Tensor
 
 from caffnet import tolerance
-from caffnet._kernel import build
+from caffnet._kernel import build, memory
 from caffnet._solve import sparse
 from caffnet._solve.problem import Answer, Options, Problem, Status, is_diagonal
 from caffnet._solve.tracing import remember
@@ -34,7 +33,7 @@ _LONG = 2e8  # multiply-adds: about a second; such a call runs beside the main t
 
 _UNDECIDED = 7  # the status that kernel.h has for sparse rows on which a search does not end
 _FULL = 2**23  # numbers in A and in one factor for which a sparse problem may be written in full
-_BATCH = struct.Struct("31q11d")
+_BATCH = struct.Struct("32q11d")
 _GRADIENTS = struct.Struct("12q")
 _SYSTEM = struct.Struct("6q")
 _PROOF = struct.Struct("2d")
@@ -83,17 +82,6 @@ def library_path() -> Path:
     """The compiled kernel as a file, up to date; it is also a library of operators for ONNX Runtime."""
     _library()
     return build.LIBRARY
-
-
-_own = threading.local()
-
-
-def _memory(size: int) -> int:
-    """The address of workspace that belongs to this thread."""
-    held = getattr(_own, "memory", None)
-    if held is None or held.numel() < size:
-        held = _own.memory = torch.empty(size, dtype=torch.uint8)
-    return (held.data_ptr() + 63) & ~63
 
 
 @functools.lru_cache(maxsize=1024)
@@ -156,6 +144,7 @@ class Batch:
         start: Tensor | None,
         cancel: ctypes.c_int32 | None,
         device_texts: tuple[Tensor, Tensor] | None = None,
+        keep: bool = False,
     ):
         f, lower, upper = lines(p.f, 1), lines(p.lower, 1), lines(p.upper, 1)
         starts, columns, A = sparse.entries(p.A) if sparse.is_sparse(p.A) else (None, None, lines(p.A, 2))
@@ -170,6 +159,7 @@ class Batch:
         (kinds, kinds_at), (soft, soft_at) = texts
         choice = answer.choice
         self.metric = metric is not None
+        self._key = memory.key_of(p.A) if keep and metric is None and p.A.ndim == 2 else 0
         self.kept = (f, w, A, starts, columns, lower, upper, metric, kinds, soft, start, answer, cancel)
         self.packed = _BATCH.pack(
             self.n,
@@ -181,6 +171,7 @@ class Batch:
             options.on_infeasible == "nearest",
             options.gradient == "tangent",
             metric is not None and is_diagonal(metric),
+            self._key != 0,
             _step(f, 1),
             0 if w is None else _step(w, 1),
             0 if starts is not None else _step(A, 2),
@@ -221,7 +212,9 @@ class Batch:
 
     def memory(self) -> int:
         """The address of workspace for the thread that asks."""
-        return _memory(self.workspace)
+        if self._key:
+            return memory.kept((self._key, self.search), self.workspace)
+        return memory.scratch(self.workspace)
 
 
 def empty_answer(f: Tensor, m: int, search: str) -> Answer:
@@ -253,7 +246,7 @@ def solve(problem: Problem, options: Options, start: Tensor | None = None) -> tu
     cancel = ctypes.c_int32(0) if long else None
     if start is not None:
         start = start.contiguous()
-    batch, call = Batch(problem, options, answer, start, cancel), _library().caffnet_solve
+    batch, call = Batch(problem, options, answer, start, cancel, keep=True), _library().caffnet_solve
 
     def part(first: int, last: int) -> int:
         return call(batch.packed, first, last, batch.memory())
@@ -306,7 +299,7 @@ def gradient(
         for t, want in zip((A, p.lower, p.upper, p.metric), wanted[2:], strict=True)
     ]
     v = lines(v, 1)
-    batch = Batch(p, options, answer, None, None)
+    batch = Batch(p, options, answer, None, None, keep=True)
     to = pack_gradients(v, to_f, to_w, sums)
     call = _library().caffnet_gradient
 

@@ -126,7 +126,8 @@ class Problem(NamedTuple):
 
     def detach(self) -> Problem:
         """The same problem without gradients."""
-        return self.replace_tensors(*(None if t is None else t.detach() for t in self.tensors))  # pyright: ignore
+        # A tensor without gradients stays the same object, by which the kernel knows a matrix again.
+        return self.replace_tensors(*(t.detach() if t is not None and t.requires_grad else t for t in self.tensors))  # pyright: ignore
 
     def replace_tensors(
         self, f: Tensor, w: Tensor | None, A: Tensor, lower: Tensor, upper: Tensor, metric: Tensor | None
