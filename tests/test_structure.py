@@ -114,9 +114,11 @@ def test_direct_methods_answer_as_the_general_one(family: str, options: dict, ti
         if options.get("strict"):
             strictly = found.status == Status.PROJECTED
             assert strictly.sum() >= (wanted.status == Status.PROJECTED).sum() - 3
-        same = (found.active == wanted.active[:, : set.m]).all(-1)
-        assert same.float().mean() > (0.4 if ties else 0.95)
-        same &= ~empty | torch.tensor(not ties)  # between rows that tie, the derivative has no one value
+        other = found.active != wanted.active[:, : set.m]
+        assert (found.binding != 0)[other & ~empty.unsqueeze(-1)].all()  # rows that tie
+        same = ~other.any(-1)
+        # Of rows that tie, `strict` holds those that its margins make pull; a point that needs no second search has none.
+        assert same.float().mean() > ((0.4 if options.get("strict") else 0.5) if ties else 0.95)
         slopes = []
         for s in (set, general):
             parts = [t.clone().requires_grad_() for t in (f, s.A, s.lower, s.upper)]

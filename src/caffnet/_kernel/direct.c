@@ -195,6 +195,53 @@ FN void direct_slide(const Rows *s, const int8_t *held, double *y) {
     onto_row(s, held[row] > 0 ? s->high[row] : s->low[row], y, 1);
 }
 
+/* The first output of the run that j belongs to. */
+FN Index run_of(Index *before, Index j) {
+    while (before[j] != j) j = before[j] = before[before[j]];
+    return j;
+}
+
+/* Unmark the rows that a factorised face leaves out: it takes equalities first, then the others in their order, each if
+   it is independent of those before. Dependent are a second bound of an output, a row of a budget and the bounds of all
+   its outputs, two bounds in a run of links. On the point of least violation of a set without a point all may be held. */
+FN void direct_independent(const Rows *s, int8_t *held) {
+    const Direct *d = &s->direct;
+    int shape = d->family == SPARSE ? ANY : d->shape, row = 0;
+    Index loose = 0, bounds = 0, *before = d->first;
+    for (Index i = 0; i < s->m; i++) bounds += held[i] != 0 && s->plain[i] >= 0;
+    if (shape == CHAIN && bounds < 2) return;
+    for (Index j = 0; j < s->n; j++) {
+        d->side[j] = 0;
+        before[j] = j;
+        loose += d->a[j] != 0.0;
+    }
+    for (int equal = 1; equal >= 0; equal--)
+        for (Index i = 0; i < s->m; i++) {
+            if (held[i] == 0 || s->equal[i] != equal) continue;
+            Index j = s->plain[i];
+            if (j >= 0) {
+                int weighs = shape == BUDGET && d->a[j] != 0.0;
+                Index first = run_of(before, j);
+                if (d->side[first] || (weighs && row && loose == 1)) held[i] = 0;
+                else {
+                    d->side[first] = 1;
+                    loose -= weighs;
+                }
+            } else if (shape == BUDGET) {
+                if (loose == 0) held[i] = 0;
+                else row = 1;
+            } else if (shape == CHAIN) {
+                double up;
+                Index place = link_of(s, i, &up), first = run_of(before, place), second = run_of(before, place + 1);
+                if (d->side[first] && d->side[second]) held[i] = 0;
+                else {
+                    d->side[first] |= d->side[second];
+                    before[second] = first;
+                }
+            }
+        }
+}
+
 /* The coefficients r (m,) of a vector x that the held rows span. */
 FN void direct_coefficients(const Rows *s, const int8_t *held, const double *x, double *r) {
     const Direct *d = &s->direct;
@@ -471,6 +518,7 @@ FN Index chain_search(Work *work, const double *g, double *y) {
     Index *first = d->first, *from = d->from, *until = d->until;
     int8_t *clipped = work->seed, *tied = d->side;
     int joined = 0, limited = 0, bounded = 0;
+    for (Index i = 0; i < s->m; i++) limited |= s->plain[i] >= 0;
     for (Index i = 0; i < s->m; i++)
         if (s->equal[i]) return NOT_FOUND;
     /* Steps taken off; bounds tightened along the chain, with the places that they come from. */
@@ -478,13 +526,14 @@ FN Index chain_search(Work *work, const double *g, double *y) {
     for (Index k = 0; k < n; k++) {
         Index j = d->falling ? n - 1 - k : k;
         h[k] = g[j] - step;
-        low[k] = d->low[j] - step;
-        high[k] = d->high[j] - step;
-        limited |= (low[k] > -HUGE_VAL) | (high[k] < HUGE_VAL);
-        from[k] = until[k] = k;
-        if (joined && low[k - 1] > low[k]) {
-            low[k] = low[k - 1];
-            from[k] = from[k - 1];
+        if (limited) {
+            low[k] = d->low[j] - step;
+            high[k] = d->high[j] - step;
+            from[k] = until[k] = k;
+            if (joined && low[k - 1] > low[k]) {
+                low[k] = low[k - 1];
+                from[k] = from[k - 1];
+            }
         }
         Index place = d->falling ? j - 1 : j, link = k + 1 < n ? d->link[place] : -1;
         int upper = link >= 0 && is_finite(s->high[link]);
@@ -494,7 +543,7 @@ FN Index chain_search(Work *work, const double *g, double *y) {
         else if (bound != 0.0) step += (d->falling ? -1.0 : 1.0) * bound / d->a[place];
         tied[k] = (int8_t)joined;
     }
-    for (Index k = n - 1; k >= 0; k--) {
+    for (Index k = n - 1; k >= 0 && limited; k--) {
         if (tied[k] && high[k + 1] < high[k]) {
             high[k] = high[k + 1];
             until[k] = until[k + 1];
@@ -530,8 +579,9 @@ FN Index chain_search(Work *work, const double *g, double *y) {
     double scale = largest(g, n);
     for (Index j = 0; j < n; j++) clipped[j] = 0;
     for (Index c = 0; c < count; c++) {
-        Index begin = first[c], end = c + 1 < count ? first[c + 1] : n, p = from[end - 1], q = until[begin];
-        double mean = means[c], value = smaller(larger(mean, low[end - 1]), high[begin]);
+        Index begin = first[c], end = c + 1 < count ? first[c + 1] : n;
+        Index p = limited ? from[end - 1] : 0, q = limited ? until[begin] : 0;
+        double mean = means[c], value = limited ? smaller(larger(mean, low[end - 1]), high[begin]) : mean;
         double room = ROUNDING * (double)(end - begin) * (scale + fabs(value)), sum = 0.0, least = 0.0;
         for (Index k = begin; k < end && mean != value; k++) {
             sum += h[k] - value;

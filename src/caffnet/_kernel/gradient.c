@@ -74,14 +74,10 @@ FN Index direct_reduce(Work *work, const int8_t *active, const double *y, const 
     const Rows *s = &work->rows;
     Face *face = &work->face;
     double *r = face->left, *away = work->spare;
-    for (Index i = 0; i < s->m; i++) face->held[i] = (int8_t)(s->equal[i] ? active[i] != 0 : active[i]);
-    fix_outputs(s, active, NULL);
-    for (Index i = 0; i < s->m; i++) { /* as in a factorised face, equalities belong to it even where they did not hold */
-        Index j = s->plain[i];
-        if (!s->equal[i] || active[i] != 0 || (j >= 0 && s->direct.side[j])) continue;
-        face->held[i] = 1;
-        if (j >= 0) s->direct.side[j] = 1;
-    }
+    work->ready = 0; /* the factors of another sample do not go with the rows listed here */
+    /* As in a factorised face, equalities belong to it even where they did not hold. */
+    for (Index i = 0; i < s->m; i++) face->held[i] = s->equal[i] ? 1 : active[i];
+    direct_independent(s, face->held);
     Index k = list_held(s, face);
     active = face->held;
     direct_flat(s, active, v, p, 1);
