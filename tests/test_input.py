@@ -208,3 +208,10 @@ def test_tensors_in_a_list_keep_their_gradient():
     assert set.dtype == torch.float32
     project(torch.tensor([3.0, 3.0]), set).value.sum().backward()
     assert a.grad is not None and a.grad != 0
+
+
+def test_one_bound_per_sample_without_its_row_axis_says_how_to_add_it():
+    with pytest.raises(ConstraintError, match=r"got \(5,\)\. One bound per sample is written b\.unsqueeze\(-1\)"):
+        AffineSet.inequality(torch.ones(1, 2), torch.ones(5))
+    with pytest.raises(ConstraintError, match=r"removed with \.squeeze\(-1\)"):
+        AffineSet.inequality(torch.ones(3, 2), torch.ones(3, 1))

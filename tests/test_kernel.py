@@ -235,6 +235,39 @@ def test_the_least_violation_is_least(block: int):
         assert abs(float(answer.violation) - programme.fun) <= 1e-8 * (1 + abs(programme.fun)), seed
 
 
+@pytest.mark.parametrize("kind", ["integers", "copies", "low rank", "sizes"])
+def test_the_least_violation_of_degenerate_rows_is_least(kind: str):
+    """Many rows through one point, copies of rows, rows that depend on each other, rows of sizes 1e-3 to 1e3."""
+    optimize = pytest.importorskip("scipy.optimize")
+    empty, fine = 0, {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}
+    for seed in range(40_000, 40_030):
+        random = np.random.default_rng(seed)
+        n = int(random.integers(1, 13))
+        m = int(random.integers(n + 1, 4 * n + 4))
+        A, upper = random.normal(size=(m, n)), random.normal(size=m) - 1
+        if kind == "integers":
+            A, upper = random.integers(-2, 3, (m, n)).astype(float), random.integers(-4, 2, m).astype(float)
+        elif kind == "copies":
+            A = A[random.integers(0, max(1, m // 3), m)] * random.choice([1.0, -1.0, 2.0, 0.5, 10.0], (m, 1))
+        elif kind == "low rank":
+            A = random.normal(size=(m, max(1, n // 2))) @ random.normal(size=(max(1, n // 2), n))
+        else:
+            size = 10.0 ** random.integers(-3, 4, m)
+            A, upper = A * size[:, None], upper * size
+        lower = np.where(random.random(m) < 0.4, upper - random.integers(0, 3, m), -np.inf)
+        finite = np.isfinite(lower)
+        rows = np.concatenate([np.c_[A, -np.ones(m)], np.c_[-A[finite], -np.ones(finite.sum())]])
+        cost, bounds = np.r_[np.zeros(n), 1.0], [*[(None, None)] * n, (0, None)]
+        programme = optimize.linprog(cost, rows, np.r_[upper, -lower[finite]], bounds=bounds, options=fine)
+        assert programme.status == 0
+        set = AffineSet(*(torch.as_tensor(t) for t in (A, lower, upper)))
+        f = torch.as_tensor(random.normal(size=n) * 10.0 ** random.integers(-1, 3))
+        answer = project(f, set, on_infeasible="nearest", search="active")
+        empty += int(answer.status == Status.INFEASIBLE)
+        assert abs(float(answer.violation) - programme.fun) <= 1e-9 * (1 + programme.fun), seed
+    assert empty > 20
+
+
 # ------------------------------------------------------------------------------------------------ gradients
 
 
@@ -572,7 +605,7 @@ def test_no_rows_have_a_gradient_and_their_own_memory(gradient: str):
 def test_bounds_on_sides_that_were_not_prepared_are_refused():
     ones = torch.ones(1, 2, dtype=DOUBLE)
     one_sided = prepare(AffineSet.inequality(ones, [1.0], names=["total"]))
-    with pytest.raises(ValueError, match="total was prepared as '<' and got a lower bound"):
+    with pytest.raises(ValueError, match="total has the kind '<' and got a lower bound"):
         one_sided.with_bounds(lower=torch.zeros(1, dtype=DOUBLE))
     with pytest.raises(ValueError, match="two different bounds"):
         prepare(AffineSet.equality(ones, [1.0])).with_bounds(
@@ -739,6 +772,20 @@ def test_in_a_clone_without_a_compiler_the_remedy_is_to_compile(tmp_path: Path):
 
 def test_a_kernel_error_is_not_an_error_of_the_constraints():
     assert issubclass(KernelError, RuntimeError) and not issubclass(KernelError, ValueError)
+
+
+@needs_compiler
+def test_a_function_that_is_nowhere_defined_stops_the_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    kernel = tmp_path / "kernel"
+    shutil.copytree(PACKAGE / "_kernel", kernel, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+    monkeypatch.setattr(build, "HERE", kernel)
+    with (kernel / "onnx.c").open("a") as file:
+        file.write(
+            "int caffnet_nowhere(void);\n__attribute__((used)) static int ask(void) { return caffnet_nowhere(); }\n"
+        )
+    with pytest.raises(build.BuildError, match="caffnet_nowhere"):
+        build.build(tmp_path / build.LIBRARY.name)
+    assert not (tmp_path / build.LIBRARY.name).exists()
 
 
 def test_importing_and_projecting_load_no_compiler_of_python():

@@ -56,6 +56,7 @@ def test_500_degenerate_programs_in_exact_arithmetic(diagonal: bool):
         if exact is not None:
             wanted = torch.tensor([float(y) for y in exact], dtype=DOUBLE)
             torch.testing.assert_close(best.value, wanted, rtol=1e-14, atol=1e-14)
+            assert best.status <= Status.PROJECTED  # proven, also where rows meet that rounding tells apart
             left = best.residuals()
             assert max(left.primal, left.dual, left.gap) <= 1e-13 * (1 + best.multipliers.abs().max())
             answered += 1
@@ -81,6 +82,27 @@ def test_a_nearly_singular_q_keeps_its_digits():
     best = solve_qp(Q, q, AffineSet.inequality(A, b) & AffineSet.box(-5.0, 5.0, dim=5))
     left = best.residuals()
     assert max(t.max() for t in (left.primal, left.dual, left.gap)) <= 1e-12
+
+
+@pytest.mark.parametrize("n", [12, 40])
+def test_rows_with_a_structure_of_their_own_have_multipliers_too(n: int):
+    """Chains, budgets and boxes have direct searches, without factors; multipliers need some. Q = I keeps the form."""
+    step = (torch.eye(n, dtype=DOUBLE) - torch.eye(n, dtype=DOUBLE).roll(1, 1))[:-1]
+    box = AffineSet.box(torch.zeros(n, dtype=DOUBLE), None)
+    sets = {
+        "chain": AffineSet.inequality(step, torch.zeros(n - 1, dtype=DOUBLE)),
+        "simplex": AffineSet.equality(torch.ones(1, n, dtype=DOUBLE), torch.ones(1, dtype=DOUBLE)) & box,
+        "one row": AffineSet.inequality(normal(5, 1, n), -torch.ones(1, dtype=DOUBLE)),
+        "box": box,
+    }
+    q = normal(6, 40, n)
+    for name, set in sets.items():
+        nearest = project(-q, set.to_dense())
+        for Q in (torch.ones(n, dtype=DOUBLE), torch.eye(n, dtype=DOUBLE)):
+            best = solve_qp(Q, q, set)
+            torch.testing.assert_close(best.value, nearest.value, rtol=1e-12, atol=1e-13, msg=name)
+            torch.testing.assert_close(best.multipliers, nearest.multipliers, rtol=1e-11, atol=1e-12, msg=name)
+            assert (best.status <= Status.PROJECTED).all() and best.residuals().dual.max() <= 5e-15 * n
 
 
 MAROS = DATA / "yardsticks" / "maros_meszaros_pd"
@@ -170,8 +192,54 @@ def test_singular_programs_are_proven():
         best = solve_qp(Q, torch.as_tensor(random.normal(size=set.n)), set & box)
         left = best.residuals()
         size = 1 + best.multipliers.abs().max() * (1 + best.value.abs().max())
-        assert best.status <= Status.WITHIN_TOL, seed
+        assert best.status <= Status.PROJECTED, seed
         assert max(left.primal, left.dual, left.gap) <= 1e-10 * size, seed
+
+
+@pytest.mark.parametrize("kind", ["linear", "singular", "diagonal"])
+def test_outputs_in_units_of_their_own_are_no_harder(kind: str):
+    """Grams beside tonnes: columns times 1e-4 to 1e4. The minimum is that of even units, and as well proven."""
+    for seed in range(60):
+        random = np.random.default_rng(seed)
+        n, m = int(random.integers(4, 10)), int(random.integers(6, 16))
+        A, inside, unit = random.normal(size=(m, n)), random.normal(size=n), 10.0 ** random.uniform(-4, 4, n)
+        upper, q, root = A @ inside + random.uniform(0, 1, m), random.normal(size=n), random.normal(size=(n, n // 2))
+        curvature = np.abs(q) * (random.random(n) < 0.5)
+        Q = {"linear": np.zeros((n, n)), "singular": root @ root.T, "diagonal": np.diag(curvature)}[kind]
+
+        even, uneven = (
+            solve_qp(
+                torch.as_tensor(Q * d * d[:, None]),
+                torch.as_tensor(q * d),
+                AffineSet.inequality(A * d, upper) & AffineSet.box((inside - 2) / d, (inside + 2) / d),
+            )
+            for d in (np.ones(n), unit)
+        )
+        assert even.status <= Status.PROJECTED and uneven.status <= Status.PROJECTED, seed
+        torch.testing.assert_close(uneven.objective, even.objective, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(uneven.multipliers[:m], even.multipliers[:m], rtol=1e-9, atol=1e-9)
+
+
+def test_a_set_too_small_for_the_curvature_to_count():
+    """Of size 1e-8, beside a minimum without rows at up to 1e10."""
+    for seed in range(60):
+        random = np.random.default_rng(seed)
+        n, m = int(random.integers(3, 9)), int(random.integers(4, 14))
+        turn, _ = np.linalg.qr(random.normal(size=(n, n)))
+        A, inside, curvature = random.normal(size=(m, n)), random.normal(size=n), 10.0 ** random.uniform(-10, 0, n)
+        set = AffineSet.inequality(A, 1e-8 * (A @ inside + random.uniform(0, 1, m)))
+        box = AffineSet.box(1e-8 * (inside - 2), 1e-8 * (inside + 2))
+        best = solve_qp(torch.as_tensor((turn * curvature) @ turn.T), torch.as_tensor(random.normal(size=n)), set & box)
+        assert best.status <= Status.PROJECTED and best.residuals().gap <= 1e-21, seed
+
+
+def test_rays_have_a_length():
+    """The cone leaves little of -q: the direction is as long as any, and no row stops it."""
+    set = AffineSet.inequality([[-1.0, 1.0 - 1e-3], [1.0, -1.0]], [0.0, 0.0]).to(DOUBLE)
+    q = torch.tensor([1.0, -1.0], dtype=DOUBLE)
+    best = solve_qp(None, q, AffineSet(set.A[:1], [-INF], [0.0]) & AffineSet.box(0.0, None, dim=2), on_infeasible="nan")
+    assert best.status == Status.UNBOUNDED and best.ray.abs().max() == 1 and q @ best.ray < -9e-4
+    assert set.A[0] @ best.ray <= 1e-15 and (best.ray >= 0).all()
 
 
 @needs_data

@@ -368,7 +368,7 @@ def test_fixed_rows_with_bounds_of_the_input():
     assert torch.allclose(y.sum(-1), 1 + x[:, 0].abs().clamp(max=1), atol=1e-5)
     assert (y >= 0).all()
     one_sided = AffineSet.inequality([[1.0, 1.0]], [0.0], names=["cap"])
-    with pytest.raises(ConstraintError, match="cap was prepared as '<' and got a lower bound"):
+    with pytest.raises(ConstraintError, match="cap has the kind '<' and got a lower bound"):
         one_sided.with_bounds(lower=torch.zeros(1))
     x = torch.zeros(5, 1, requires_grad=True)
     project(torch.ones(5, 2), one_sided.with_bounds(upper=x)).value.sum().backward()

@@ -7,7 +7,7 @@ break it must be changed, and they should still earn as much as possible.
 **The usual alternative** is to scale a plan down until it fits, or to project it. Both are feasible. Neither knows what
 the money earns.
 
-**Here** the frozen network keeps its say wherever its plan is feasible, bit for bit. Elsewhere a second, small network
+**Here** a plan of the frozen network that is feasible is kept, bit for bit. Elsewhere a second, small network
 chooses the point on the face: the paper's null-space head `w`, trained alone.
 """
 

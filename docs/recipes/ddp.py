@@ -46,7 +46,7 @@ def main() -> None:
         sampler.set_epoch(epoch)
         for batch, target in DataLoader(data, batch_size=32, sampler=sampler):
             value, status = parallel(batch)
-            usable = (status < Status.INFEASIBLE).unsqueeze(-1)
+            usable = ((status != Status.INFEASIBLE) & (status != Status.INVALID)).unsqueeze(-1)
             error = torch.where(usable, value - target, 0.0)  # every process calls backward, whatever its samples
             optimiser.zero_grad()
             error.square().mean().backward()

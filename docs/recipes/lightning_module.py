@@ -24,7 +24,7 @@ class Allocation(lightning.LightningModule):
     def training_step(self, batch, _):
         x, target = batch
         answer = self.model.project(x)
-        usable = answer.status < Status.INFEASIBLE
+        usable = (answer.status != Status.INFEASIBLE) & (answer.status != Status.INVALID)
         self.log("on the boundary", (answer.status == Status.PROJECTED).float().mean())
         loss = (answer.value[usable] - target[usable]).square().mean()
         self.log("loss", loss)
@@ -35,7 +35,7 @@ class Allocation(lightning.LightningModule):
         answer = self.model.project(x)
         self.log("validation loss", (answer.value - target).square().mean())
         self.log("largest violation", answer.violation.max(), reduce_fx="max")
-        self.log("infeasible", (answer.status >= Status.INFEASIBLE).float().sum(), reduce_fx="sum")
+        self.log("infeasible", (answer.status == Status.INFEASIBLE).float().sum(), reduce_fx="sum")
 
     def configure_optimizers(self):
         return torch.optim.Adam(self.parameters(), self.hparams["rate"])

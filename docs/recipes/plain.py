@@ -30,7 +30,7 @@ def main(checkpoint: Path, epochs: int) -> None:
     for epoch in range(start, epochs):
         for batch in torch.randperm(len(x)).split(64):
             answer = model.project(x[batch])
-            usable = answer.status < Status.INFEASIBLE  # an empty set teaches nothing, and stops nothing
+            usable = (answer.status != Status.INFEASIBLE) & (answer.status != Status.INVALID)
             loss = (answer.value[usable] - target[batch][usable]).square().mean()
             optimiser.zero_grad()
             loss.backward()

@@ -94,6 +94,7 @@ class CAffine(nn.Module):
             options = {"search": constraint.search, **options}
             constraint = constraint.set
         self.options, self._options, self.warm_start = options, check_options(**options), warm_start
+        self._definite: Options | None = None  # the options with the search of a fixed set
         self._rows_before: Tensor | None = None
         #: While False and the module is in training mode, `f` passes unchanged (see `caffnet.training.WarmUp`).
         self.enabled = True
@@ -139,16 +140,15 @@ class CAffine(nn.Module):
 
     def project(self, f: Tensor, w: NullVector = None, *, x: Any = None) -> Projection:
         """As `forward`, with diagnostics: status, active rows, violation."""
-        constraints = self._constraints(x)
+        constraints, options = self._constraints(x), self._options
         self._check(f, constraints)
         if callable(w):
             w = w(self._in_need_of_w(f, constraints))
-        options = self._options
         if isinstance(constraints, Prepared) and options.search == "auto":
             if is_exporting_plain():  # such a graph has searches of its own to choose from
                 constraints = constraints.set
             else:
-                options = options.searching(constraints.search)
+                options = self._definite or options.searching(constraints.search)
         if self.null_limit is not None and w is not None:
             w = limit_null(f, w, constraints, options, self.null_limit)
         if not self.warm_start or is_compiling():
@@ -173,7 +173,7 @@ class CAffine(nn.Module):
             raise ConstraintError("The constraint depends on the input: call layer(f, w, x=x).")
         with no_autocast(_device_type(x) or "cpu"), no_autocast("cpu"):
             made = self.constraint(_full_precision(x))
-        if not isinstance(made, AffineSet | Prepared):
+        if not isinstance(made, (AffineSet, Prepared)):
             raise ConstraintError(
                 f"The constraint function must return an AffineSet, got {type(made).__name__}: "
                 "for A y <= b, return AffineSet.inequality(A, b)."
@@ -196,10 +196,11 @@ class CAffine(nn.Module):
 
     def _check(self, f: Tensor, constraints: AffineSet | Prepared) -> None:
         """Refuse input that `project` would accept by mistake, or report as another error."""
-        if self.constraint is None:
-            if f.dtype in (torch.float32, torch.float64) and f.dtype != self.A.dtype:
+        if self._prepared is not None:
+            own = self._prepared.set.dtype
+            if f.dtype != own and f.dtype in (torch.float32, torch.float64):
                 raise DtypeError(
-                    f"The layer's constraint is {self.A.dtype}, f is {f.dtype}: "
+                    f"The layer's constraint is {own}, f is {f.dtype}: "
                     f"convert the layer, layer.to({f.dtype}), or the set before, set.to({f.dtype})."
                 )
             return
@@ -229,6 +230,7 @@ class CAffine(nn.Module):
         fixed = AffineSet.from_parts(A, lower, upper, labels, row_kinds, metric, softness)
         search, budget = self.options.get("search", "auto"), self.options.get("budget")
         self._prepared = prepare(fixed, search, budget=budget)
+        self._definite = self._options.searching(self._prepared.search)
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)

@@ -26,7 +26,7 @@ class CAffNet(nn.Module):
         null_start: ``"zero"`` sets the last linear map of `null` to zero, so that training starts from the orthogonal
             projection. A large `w` at the start drives outputs into vertices, where the exact gradient vanishes.
             ``"random"`` leaves `null` as it is, which is the paper's start.
-        lazy_null: evaluate `null` only for samples whose f is not feasible, as w has no say elsewhere: where x is a
+        lazy_null: evaluate `null` only for samples whose f is not feasible, as w has no effect elsewhere: where x is a
             tensor and has one batch axis, as f. (All samples in graphs, with `strict` and with equalities, which no f
             satisfies.) The answers and gradients are the same to rounding, if `null` treats every sample by itself,
             whatever its place: no batch statistics, no dropout.

@@ -1,4 +1,4 @@
-"""Whether a point is the minimum of ``y'Qy/2 + q'y`` on a set, measured from the data alone."""
+"""Conditions of the minimum of ``y'Qy/2 + q'y`` on a set, measured from the data alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from caffnet.constraints import AffineSet
 
 @dataclasses.dataclass(frozen=True)
 class Residuals:
-    """How far a point and its multipliers are from the conditions of a minimum, each ``(...)``, in the user's units.
+    """Distances of a point and its multipliers from the conditions of a minimum, each ``(...)``, in the user's units.
 
     All three are zero at a minimum, and only there.
 

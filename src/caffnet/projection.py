@@ -120,7 +120,7 @@ class Projection:
         if set.softness is not None and set.slacks:
             rows = _weighted_rows(set, value.device)
             value = torch.cat([value, slack.at(problem, rows, value.detach())], -1)
-            problem = _price(problem, set, batch)
+            problem = price_slacks(problem, set, batch)
             if all(kind in HARD + WEIGHTED for kind in set.softness.kinds):  # with its slacks the point is in the set
                 status = torch.where(status == int(Status.RELAXED), int(Status.PROJECTED), status)
         return problem, Answer(value, status, active)
@@ -252,12 +252,14 @@ def project_checked(
 ) -> Projection:
     """`project` with options that are checked already."""
     constraints, batch = validate(f, set, w, options)
-    searched, size = constraints.row_kinds, constraints.n + constraints.slacks
-    search = (
-        graph.check_search(searched, size, options)
-        if is_exporting_plain()
-        else choose_search(searched, size, options.search, options.budget)
-    )
+    if is_exporting_plain():
+        search = graph.check_search(constraints.row_kinds, constraints.n + constraints.slacks, options)
+    elif isinstance(set, Prepared):
+        search = set.search
+    else:
+        search = choose_search(
+            constraints.row_kinds, constraints.n + constraints.slacks, options.search, options.budget
+        )
     options = options.searching(search)
     problem = flatten(constraints, f, w, batch)
     if constraints.softness is not None:
@@ -266,11 +268,12 @@ def project_checked(
         start = start_lines(start, batch, constraints.m)
     answer = differentiable.answer(problem, options, start)
     value, status, active = answer.value, answer.status, answer.active
-    if constraints.slacks:
+    if constraints.softness is not None and constraints.slacks:
         value, slacks = value[..., : constraints.n], value[..., constraints.n :].detach()
         answered = (status != int(Status.INFEASIBLE)) & (status != int(Status.INVALID))
         status = torch.where(answered & (slacks != 0).any(-1), int(Status.RELAXED), status).to(torch.int8)
-    value, status, active = (shaped(t, batch) for t in (value, status, active))
+    if len(batch) != 1:
+        value, status, active = shaped(value, batch), shaped(status, batch), shaped(active, batch)
     nearest = w is None and options.norm == 2 and search in ("full", "active")
     return Projection(value, status, active, search, constraints, f if nearest else None)
 
@@ -312,17 +315,18 @@ def validate(
             raise DtypeError(f"w must match f ({f.dtype} on {f.device}), got {w.dtype} on {w.device}.")
         if w.shape[:-1] != batch and not _broadcasts(w.shape[:-1], batch):
             raise ConstraintError(f"w must have the shape of f {tuple(f.shape)}, got {tuple(w.shape)}.")
+    metric, soft = fitting.metric is not None, fitting.softness is not None
     if is_jit_tracing():
         raise ConstraintError(
             "torch.jit.trace would keep the search of its one example: use torch.export, or torch.onnx.export with "
             "dynamo=True."
         )
-    if fitting.metric is not None and (options.norm != 2 or options.search == "paper"):
+    if metric and (options.norm != 2 or options.search == "paper"):
         raise ConstraintError(
             f"A metric says which point is nearest: with norm={options.norm:g} and search={options.search!r} it cannot "
             'be combined. Use norm=2 and search="full", or a set without a metric.'
         )
-    if fitting.slacks and (options.norm != 2 or options.search == "paper"):
+    if soft and fitting.slacks and (options.norm != 2 or options.search == "paper"):
         raise ConstraintError(
             f"The weight of a soft row prices a squared distance: with norm={options.norm:g} and "
             f"search={options.search!r} it cannot be combined. Use norm=2 and another search, or soft rows without a "
@@ -419,10 +423,10 @@ def soft_rows(set: AffineSet, options: Options) -> str:
 def _soften(problem: Problem, set: AffineSet, batch: torch.Size, options: Options) -> Problem:
     """The problem with its soft rows marked for the kernel, and a slack for each row with a weight."""
     problem = problem._replace(soft=soft_rows(set, options))
-    return _price(problem, set, batch) if set.slacks else problem
+    return price_slacks(problem, set, batch) if set.slacks else problem
 
 
-def _price(problem: Problem, set: AffineSet, batch: torch.Size) -> Problem:
+def price_slacks(problem: Problem, set: AffineSet, batch: torch.Size) -> Problem:
     """The problem with a slack for each row with a weight."""
     assert set.softness is not None
     assert set.softness.weight is not None
@@ -441,7 +445,8 @@ def _weighted_rows(set: AffineSet, device: torch.device) -> Tensor:
 
 def flatten(set: AffineSet, f: Tensor, w: Tensor | None, batch: torch.Size) -> Problem:
     """One sample per line; what all samples share stays shared."""
-    n, m, metric = set.n, set.m, set.metric
+    A, lower, upper, metric = set.A, set.lower, set.upper, set.metric
+    m, n = A.shape[-2:]
 
     def lines(t: Tensor, *core: int) -> Tensor:
         if not batch:
@@ -454,9 +459,9 @@ def flatten(set: AffineSet, f: Tensor, w: Tensor | None, batch: torch.Size) -> P
     return Problem(
         lines(f, n),
         None if w is None else lines(w, n),
-        set.A if set.A.ndim == 2 else lines(set.A, m, n),
-        set.lower if set.lower.ndim == 1 else lines(set.lower, m),
-        set.upper if set.upper.ndim == 1 else lines(set.upper, m),
+        A if A.ndim == 2 else lines(A, m, n),
+        lower if lower.ndim == 1 else lines(lower, m),
+        upper if upper.ndim == 1 else lines(upper, m),
         metric if metric is None or metric.ndim == 2 else lines(metric, *metric.shape[-2:]),
         set.row_kinds,
         set.labels,

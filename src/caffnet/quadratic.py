@@ -30,7 +30,9 @@ class Solution(Projection):
             0 at rows that are not active; NaN where there is no minimum. Differentiable.
         Q: ``(..., n, n)``, or ``(..., 1, n)`` if diagonal; None for zero.
         q: ``(..., n)``.
-        ray: for UNBOUNDED samples a direction in which the objective falls without end, ``(..., n)``; else zero.
+        status: INSIDE and PROJECTED are proven minima; WITHIN_TOL is a point of the set for which no proof was found.
+        ray: for UNBOUNDED samples a direction in which the objective falls without end, ``(..., n)``, of largest entry
+            1; else zero.
     """
 
     multipliers: Tensor = dataclasses.field(repr=False)  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -46,7 +48,7 @@ class Solution(Projection):
         return linear if self.Q is None else linear + (stationary.apply(self.Q, y) * y).sum(-1) / 2
 
     def residuals(self) -> Residuals:
-        """How far the conditions of the minimum are missed, measured from the data."""
+        """Residuals of the conditions of the minimum, measured from the data."""
         Q = None if self.Q is None else self.Q.detach()
         return residuals(self.value.detach(), self.multipliers.detach(), self.set, Q, self.q.detach())
 

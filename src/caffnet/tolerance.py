@@ -55,7 +55,7 @@ def rounding(dtype: torch.dtype, n: int) -> float:
 
 
 def strict_margin(dtype: torch.dtype, n: int) -> float:
-    """How far inside `strict` aims: the error of the projection plus twice the rigorous bound above."""
+    """The margin by which `strict` aims inside: the error of the projection plus twice the rigorous bound above."""
     return feasibility(dtype, n) + 4 * rounding(dtype, n)
 
 
@@ -81,7 +81,7 @@ EMPTY = 2.0**-20
 
 
 def optimal(dtype: torch.dtype) -> float:
-    """How much farther than the nearest point, as a share of the distance, a PROJECTED point may be.
+    """The share of the distance by which a PROJECTED point may be farther than the nearest one.
 
     Checked by a bound from duality where rows are nearly dependent (`DELICATE`); a point that fails it is WITHIN_TOL.
     Half of the digits is what a distance keeps when its square is compared.

@@ -50,7 +50,7 @@ def _tell_version(wanted: bool) -> None:
 @app.callback()
 def caffnet(
     version: Annotated[
-        bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Tell the version and exit.")
+        bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """Hard affine constraints on the outputs of neural networks."""
@@ -78,7 +78,7 @@ def run(
     ] = None,
     seed: Annotated[list[int] | None, typer.Option(help="Repeat for more. The paper's five by default.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the data; the protocol's by default.")] = None,
-    learning_rate: Annotated[float | None, typer.Option(help="Of Adam; the protocol's by default.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="Rate of Adam; the protocol's by default.")] = None,
     batch: Annotated[int | None, typer.Option(help="Samples per step, 0 for all; the protocol's by default.")] = None,
     dtype: Annotated[str | None, typer.Option(help="float64 (default) or float32.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; cuda by default if there is one.")] = None,
@@ -91,7 +91,7 @@ def run(
         Path | None, typer.Option(help="Folder of records and checkpoints; results, or runs/quick with --quick.")
     ] = None,
     checkpoint_seconds: Annotated[float | None, typer.Option(help="Time between checkpoints; 20 s by default.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="One seed, few epochs: does everything work?")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="One seed, few epochs: a first look.")] = False,
 ) -> None:
     """Run an experiment of the paper or a yardstick. Killed runs continue, finished ones are not run again."""
     from caffnet_lab.experiments.campaign import WorkerError, run_campaign
@@ -177,7 +177,7 @@ def time_(
 @app.command()
 def report(
     records: Annotated[list[Path] | None, typer.Argument(help="Folders with records; results by default.")] = None,
-    out: Annotated[Path, typer.Option(help="Where the tables, the figures and the page go.")] = Path("report"),
+    out: Annotated[Path, typer.Option(help="Folder for the tables, the figures and the page.")] = Path("report"),
     markdown: Annotated[
         Path | None, typer.Option(help="Write the Markdown here too, its figures in figures/<name> beside it.")
     ] = None,
@@ -199,9 +199,9 @@ def report(
 
 @app.command()
 def demo(
-    out: Annotated[Path, typer.Option(help="Where the figure goes.")] = Path("demo.png"),
+    out: Annotated[Path, typer.Option(help="File of the figure.")] = Path("demo.png"),
     epochs: Annotated[int, typer.Option(help="Training epochs of each network.")] = 2000,
-    seed: Annotated[int, typer.Option(help="Of the data and the networks.")] = 6,
+    seed: Annotated[int, typer.Option(help="Seed of the data and the networks.")] = 6,
 ) -> None:
     """Train a CAffNet and a soft-constrained network on the paper's piecewise task; a table and a figure."""
     _check_whole("--epochs", epochs, 1, WHOLE_NUMBERS["epochs"][1])
@@ -301,7 +301,7 @@ def bench(
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Few rounds, small sizes: a first look.")] = False,
     out: Annotated[Path, typer.Option(help="Folder for bench.json, bench.md and the plots.")] = Path("bench"),
-    threads: Annotated[int | None, typer.Option(help="For torch and the rivals; all cores by default.")] = None,
+    threads: Annotated[int | None, typer.Option(help="Threads of torch and the rivals; all cores by default.")] = None,
     limit: Annotated[float, typer.Option(help="Seconds that one call of a contestant may take.")] = 30.0,
     memory: Annotated[str, typer.Option(help="Whose peak memory to measure: ours, all or none.")] = "ours",
 ) -> None:
@@ -369,7 +369,7 @@ def bench(
 def programs(
     task: Annotated[list[str] | None, typer.Option(help="Program or family (qp, mint, opf-118); repeat.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Few rounds: a first look.")] = False,
-    threads: Annotated[int | None, typer.Option(help="For torch and the rivals; all cores by default.")] = None,
+    threads: Annotated[int | None, typer.Option(help="Threads of torch and the rivals; all cores by default.")] = None,
 ) -> None:
     """Measure solve_qp beside other layers and solvers for quadratic and linear programs; a Markdown table."""
     if threads is not None:
@@ -419,16 +419,16 @@ def figures(
 @app.command()
 def audit(
     constraint: Annotated[
-        str, typer.Argument(help="Where the constraint is: module:name or file.py:name, a function of the state.")
+        str, typer.Argument(help="The constraint, a function of the state: module:name or file.py:name.")
     ],
     lower: Annotated[str, typer.Option(help="The box of states: its lower corner, as in --lower=-5,-4,0.")],
     upper: Annotated[str, typer.Option(help="Its upper corner.")],
-    samples: Annotated[int, typer.Option(help="How many states are looked at first.")] = 4096,
+    samples: Annotated[int, typer.Option(help="Number of states in the first search.")] = 4096,
     names: Annotated[str | None, typer.Option(help="Names of the states, as in --names=p,v.")] = None,
     times: Annotated[str | None, typer.Option(help="An interval of time for a barrier that moves, as in 0,5.")] = None,
     picture: Annotated[Path | None, typer.Option(help="A file for a picture over the first two states.")] = None,
 ) -> None:
-    """Look for states where no input is admissible. Ends with 1 if there are any, so that a CI can use it."""
+    """Look for states where no input is admissible. Exits with 1 if there are any, for use in CI."""
     from caffnet import ConstraintError
     from caffnet.control import audit as look
     from caffnet_lab.lookup import NotFoundError, find
@@ -457,13 +457,13 @@ def audit(
 @app.command()
 def simulate(
     scenario: Annotated[list[str] | None, typer.Argument(help="integrator, unicycle, ...; all by default.")] = None,
-    starts: Annotated[int, typer.Option(help="How many states to start from.")] = 1000,
+    starts: Annotated[int, typer.Option(help="Number of initial states.")] = 1000,
     time_steps: Annotated[
-        bool, typer.Option("--time", help="Measure what one step costs, in place of driving.")
+        bool, typer.Option("--time", help="Measure the time of one step instead of driving.")
     ] = False,
     out: Annotated[Path, typer.Option(help="Folder for the records.")] = Path("runs/control"),
 ) -> None:
-    """Drive every system against its limits, with the safety filter and without. Ends with 1 if one is not kept."""
+    """Drive every system against its limits, with the safety filter and without. Exits with 1 if a limit is broken."""
     from caffnet_lab.safe_control.records import write
     from caffnet_lab.safe_control.scenarios import SCENARIOS
     from caffnet_lab.safe_control.simulate import simulate as drive
@@ -497,7 +497,7 @@ def reinforcement_learning(
     task: Annotated[list[str] | None, typer.Argument(help="pendulum, reacher-o, ...; all by default.")] = None,
     agent: Annotated[list[str] | None, typer.Option(help="sac-interior, td3-project, ...; all by default.")] = None,
     seed: Annotated[list[int] | None, typer.Option(help="Repeat for more; 0, 1 and 2 by default.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Of training; the task's by default.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Steps of training; the task's by default.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for the records; runs that are there are not repeated.")] = Path(
         "runs/rl"
     ),
@@ -619,7 +619,7 @@ def _make_folder(folder: Path) -> None:
 
 
 def _out_of_memory(error: BaseException) -> bool:
-    """Whether Python or torch asked for more memory than there is."""
+    """Check whether Python or torch asked for more memory than there is."""
     lacking = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
     return lacking or "can't allocate memory" in str(error)
 

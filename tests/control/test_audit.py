@@ -166,7 +166,7 @@ def test_a_box_has_two_corners(arguments, message):
 def test_names_and_places_are_checked():
     with pytest.raises(ConstraintError, match="list of 2 labels, one per state"):
         audit(cruise(), [0.0, 0.0], [1.0, 1.0], names=["v"])
-    with pytest.raises(ConstraintError, match="No sample of the box is where the states count"):
+    with pytest.raises(ConstraintError, match="No sample of the box satisfies `where`"):
         audit(cruise(), [0.0, 0.0], [1.0, 1.0], where=lambda x: x[..., 0] > 5)
 
 

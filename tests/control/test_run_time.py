@@ -16,6 +16,7 @@ from caffnet.control import (
     Integrator,
     Moving,
     OutsideCircles,
+    OutsidePolytopes,
     SafetyFilter,
     Stack,
     Unicycle,
@@ -100,6 +101,28 @@ def test_rows_are_of_full_precision_under_autocast(choice):
         answer = SafetyFilter(policy, lost, on_infeasible="nearest").project(x)
     assert (answer.status == Status.RELAXED).any()
     torch.testing.assert_close(answer.set.upper, lost(x).upper, rtol=0, atol=0)
+
+
+def test_rows_and_rollouts_by_themselves_are_of_full_precision_under_autocast():
+    """They are used without a layer too: in penalties, audits and simulators."""
+    mass = DoubleIntegrator(2)
+    square = ([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]], [1.0, 1.0, 1.0, 1.0])
+    around = Stack(OutsidePolytopes([square]), InsideBox([-9.0] * 3, [9.0] * 3))
+    for safe in (
+        BarrierConstraint(mass, HighOrder(CIRCLES, mass), inputs=LIMITS),
+        BarrierConstraint(Unicycle(), around, inputs=LIMITS),
+    ):
+        x = torch.randn(5, safe.system.n_x, generator=torch.Generator().manual_seed(0))
+        found = []
+        for half in (False, True):
+            start = x.clone().requires_grad_()
+            with torch.autocast("cpu", torch.bfloat16, enabled=half):
+                rows = safe(start)
+                path = rollout(safe.system, lambda x: 0.123 * x[..., :2], start, steps=3, dt=0.1).states
+            total = rows.A.sum() + rows.upper.sum() + path.square().sum()
+            found.append((rows.A, rows.upper, path, *torch.autograd.grad(total, start)))
+        for plain, cast in zip(*found, strict=True):
+            torch.testing.assert_close(cast, plain, rtol=0, atol=0)
 
 
 def test_a_state_in_half_precision_is_answered_in_float32():

@@ -1,4 +1,4 @@
-"""Soft rows outside of Python: those without a weight in C, ONNX Runtime and graphs; those with one in graphs."""
+"""Soft rows outside of Python: in C, ONNX Runtime and graphs, those without a weight and those with one."""
 
 from __future__ import annotations
 
@@ -29,25 +29,51 @@ def braking() -> tuple[CAffNet, torch.Tensor]:
     return CAffNet(FeedForward(2, 1).double(), safe, on_infeasible="nearest").eval(), x
 
 
+def weighing(x: torch.Tensor) -> AffineSet:
+    """Rows, and what it costs to break them, that depend on the input; the last row is hard."""
+    first = torch.cat([1 + x[..., :1] ** 2, x[..., 1:]], -1)
+    second = torch.cat([x[..., :1], 3 + x[..., 1:] * 40], -1)
+    wishes = AffineSet.inequality(torch.stack([first, second], -2), torch.stack([x[..., 0] + 0.5, x[..., 1] + 1], -1))
+    return wishes.soft(1 + x**2) & AffineSet.inequality([[1.0, 1.0]], [3.0]).to(x)
+
+
+def answers_of_c(model: CAffNet | CAffine, folder: Path, inputs: torch.Tensor | None = None) -> str:
+    """What the test program of the export prints, built with every warning and under sanitizers."""
+    to_c(model, folder, inputs=inputs)
+    files = [str(folder / file) for file in ("test_policy.c", "policy.c", "policy_data.c", "kernel/kernel.c")]
+    flags = ["-std=c11", "-Wall", "-Wextra", "-Wconversion", "-Werror", "-ffp-contract=off", "-O1"]
+    checks = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+    program = folder / "test"
+    build = ["gcc", *flags, *checks, f"-I{folder}", f"-I{folder}/kernel", *files, "-o", str(program), "-lm"]
+    subprocess.run(build, check=True)
+    done = subprocess.run([program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.skipif(not shutil.which("gcc"), reason="gcc is not installed")
 def test_a_program_in_c_lets_soft_rows_give_way(tmp_path: Path):
-    if not shutil.which("gcc"):
-        pytest.skip("gcc is not installed")
     model, x = braking()
     status = model.project(x).status
     assert (status == Status.RELAXED).sum() > 5 and (status != Status.RELAXED).sum() > 5
-    to_c(model, tmp_path / "wall", inputs=x)
-    to_c(CAffine(LIMITS & WISH.soft()), tmp_path / "fixed")
-    for name in ("wall", "fixed"):
-        folder = tmp_path / name
-        files = [str(folder / file) for file in ("test_policy.c", "policy.c", "policy_data.c", "kernel/kernel.c")]
-        flags = ["-std=c11", "-Wall", "-Wextra", "-Wconversion", "-Werror", "-ffp-contract=off", "-O1"]
-        program = folder / "test"
-        subprocess.run(
-            ["gcc", *flags, f"-I{folder}", f"-I{folder}/kernel", *files, "-o", str(program), "-lm"], check=True
-        )
-        done = subprocess.run([program], capture_output=True, text=True)
-        assert done.returncode == 0 and " 0 failed" in done.stdout, done.stdout
+    assert "40 passed, 0 failed" in answers_of_c(model, tmp_path / "wall", x)
+    assert " 0 failed" in answers_of_c(CAffine(LIMITS & WISH.soft()), tmp_path / "fixed")
     assert 'POLICY_SOFT "s."' in (tmp_path / "wall" / "policy_data.h").read_text()
+
+
+@pytest.mark.skipif(not shutil.which("gcc"), reason="gcc is not installed")
+def test_a_program_in_c_weighs_soft_rows(tmp_path: Path):
+    """Fixed weights beside rows that give way without one, a metric, weights as functions, w with a limit."""
+    both = LIMITS & WISH.soft(2.0) & AffineSet.inequality([[0.0, 1.0]], [-3.0]).soft()
+    assert "64 passed, 0 failed" in answers_of_c(CAffine(both), tmp_path / "both")
+    measured = (LIMITS & WISH.soft(2.0)).to(torch.float64).with_metric(torch.tensor([[2.0, 0.5], [0.5, 1.0]]).double())
+    assert "64 passed, 0 failed" in answers_of_c(CAffine(measured, strict=True), tmp_path / "measured")
+    torch.manual_seed(0)
+    x = torch.randn(40, 2, dtype=torch.float64)
+    model = CAffNet(FeedForward(2, 2).double(), weighing, null=FeedForward(2, 2).double(), null_limit=0.5).eval()
+    status = model.project(x).status
+    assert (status == Status.RELAXED).sum() > 5 and (status != Status.RELAXED).sum() > 0
+    assert "40 passed, 0 failed" in answers_of_c(model, tmp_path / "weighing", x)
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
@@ -65,10 +91,8 @@ def test_onnx_runtime_lets_soft_rows_give_way(tmp_path: Path):
     np.testing.assert_allclose(value, answer.value.detach().numpy(), atol=1e-12)
 
 
-def test_what_a_target_cannot_hold_is_refused_with_the_way_out(tmp_path: Path):
-    priced, yielding = CAffine(LIMITS & WISH.soft(2.0)), CAffine(LIMITS & WISH.soft(), on_infeasible="nan")
-    with pytest.raises(ConstraintError, match=r"to_c does not write the weights of soft rows: use to_onnx"):
-        to_c(priced, tmp_path)
+def test_what_a_target_cannot_hold_is_refused_with_the_way_out():
+    yielding = CAffine(LIMITS & WISH.soft(), on_infeasible="nan")
     with plain_operations(), pytest.raises(ConstraintError, match="soft without a weight cannot be exported as plain"):
         torch.export.export(yielding, (torch.zeros(3, 2),))
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
+import subprocess
 import sys
 import types
 from pathlib import Path
@@ -41,6 +43,20 @@ def test_the_block_runs(page: str, code: str, tmp_path, monkeypatch):
     exec(compile(code, page, "exec"), vars(module))
 
 
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
+def test_the_program_in_c_runs(tmp_path, monkeypatch):
+    """The model, the program and the line that compiles it, as they stand in the guide."""
+    monkeypatch.chdir(tmp_path)
+    blocks = [(language, code) for page, language, code in ALL if page == "docs/guides/deployment.md"]
+    exec(next(code for language, code in blocks if language == "python"), {})
+    (tmp_path / "main.c").write_text(next(code for language, code in blocks if language == "c"))
+    command = next(code for language, code in blocks if language == "sh" and code.startswith("cc "))
+    done = subprocess.run(command, shell=True, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    y = [float(number) for number in re.findall(r"y = \((.*), (.*)\)", done.stdout)[0]]
+    assert min(y) >= 0 and sum(y) <= 1 + 1e-5  # printed with six digits
+
+
 def test_the_pages_have_examples():
     with_code = {page for page, language, _ in ALL if language == "python"}
     assert "README.md" in with_code and len(with_code) >= 12
@@ -50,7 +66,7 @@ def test_blocks_that_do_not_run_are_known():
     """An unknown language would be a way around the test above."""
     assert {language for _, language, _ in ALL} <= {
         "python",
-        "python no-run",
+        "{.python .no-run}",
         "py",
         "sh",
         "c",
@@ -58,7 +74,7 @@ def test_blocks_that_do_not_run_are_known():
         "json",
         "bibtex",
     }
-    unrun = [(page, code) for page, language, code in ALL if language == "python no-run"]
+    unrun = [(page, code) for page, language, code in ALL if language == "{.python .no-run}"]
     assert [page for page, _ in unrun] == ["docs/guides/deployment.md"]  # to_aot compiles: tests/deploy/test_aot.py
     for page, language, code in ALL:
         assert language != "py" or code.startswith("--8<--"), f"{page}: 'py' is for recipes, which have their own test"

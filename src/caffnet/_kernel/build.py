@@ -121,7 +121,10 @@ def build(
         compile_file("onnx.c", "onnx")
         made = Path(folder) / target.name
         math = [] if system == "win32" else ["-lm"]
-        _run([*compiler, *flags, "-shared", *objects, "-o", str(made), *math])
+        # A function that is nowhere defined is an error now, not when the library is loaded; other systems' linkers do so
+        # by themselves. Sanitizers leave theirs to the program.
+        whole = ["-Wl,-z,defs"] if system == "linux" and not any("sanitize" in flag for flag in flags) else []
+        _run([*compiler, *flags, "-shared", *objects, "-o", str(made), *math, *whole])
         os.replace(made, target)
     return target
 

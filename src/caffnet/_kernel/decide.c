@@ -187,6 +187,41 @@ FN int proven_empty(const Work *work, CaffnetProof *proof) {
     return proof->gap < 0.0 && proof->radius * work->t.empty > size;
 }
 
+/* How far the worst hard row is exceeded at y; 0 if none is. */
+FN double hard_excess(const Work *work, const double *y) {
+    double worst = 0.0;
+    for (Index i = 0; i < work->rows.m; i++)
+        if (!is_soft(work, i)) worst = larger(worst, excess_of(&work->rows, i, value_of(&work->rows, i, y)));
+    return worst;
+}
+
+/* Move work->y onto all hard rows that it stands on, as near as rounding lets it: the closing row of the level (soft.c) is
+   not in the factors of the face. Soft rows must accept it at that level. */
+FN void lean_on_hard_rows(Work *work) {
+    const Rows *s = &work->rows;
+    Face *face = &work->face;
+    Index n = s->n;
+    double *trial = work->spare, worst = hard_excess(work, work->y), size = larger(largest(work->g, n), largest(work->y, n));
+    if (worst == 0.0) return;
+    for (Index i = 0; i < s->m; i++) {
+        work->kept[i] = face->held[i];
+        work->seed[i] = is_soft(work, i) ? 0 : face->held[i];
+    }
+    rebuild_face(work, work->seed);
+    copy(trial, work->y, n);
+    for (int again = 0; again < 3 && worst > 0.0; again++) {
+        slide_finely(s, face, trial);
+        clamp(s, trial);
+        round_point(work, trial);
+        double now = hard_excess(work, trial);
+        if (!(now < worst) || check(s, trial, size, NULL, 0, &work->t) == REJECTED) break;
+        copy(work->y, trial, n);
+        worst = now;
+    }
+    for (Index i = 0; i < s->m; i++) face->held[i] = work->kept[i];
+    work->ready = 0; /* the marks of the face are not those of its factors */
+}
+
 /* Project work->y on the hard rows alone, if they do not accept it; whether they do then. */
 FN int stay_on_hard_rows(Work *work) {
     Index n = work->rows.n;
@@ -196,14 +231,16 @@ FN int stay_on_hard_rows(Work *work) {
     relax_rows(work, 0.0);
     for (Index i = 0; i < work->rows.m; i++)
         if (is_soft(work, i)) work->give[i] = 0.0;
-    if (check(&work->rows, work->y, largest(work->y, n), work->face.held, 1, &work->t) != REJECTED) return 1;
-    copy(goal, work->y, n);
-    restart(work);
-    if (dual(work, goal, work->y, NULL, work->t.search, work->t.feasibility) >= 0 &&
-        settle_point(work, goal, largest(goal, n)) != REJECTED) return 1;
+    for (int again = 0; again < 40; again++) { /* a far goal leaves an error of eps |goal| */
+        if (check(&work->rows, work->y, largest(work->y, n), work->face.held, 1, &work->t) != REJECTED) return 1;
+        copy(goal, work->y, n);
+        restart(work);
+        if (dual(work, goal, work->y, NULL, work->t.search, work->t.feasibility) < 0 ||
+            settle_point(work, goal, largest(goal, n)) == REJECTED) break;
+    }
     clamp(&work->rows, work->y);
     round_point(work, work->y);
-    return 0;
+    return check(&work->rows, work->y, largest(work->y, n), NULL, 0, &work->t) != REJECTED; /* bounds that cross by rounding */
 }
 
 /* Put the point of least violation of the rows that give way, as choose_yielding has set them, into work->y, its rows
@@ -240,6 +277,7 @@ FN int give_way(Work *work, int which, int strict, CaffnetProof *proof) {
         round_point(work, work->y);
     } else if (which == SOFT_ROWS) { /* accepted up to the rounding of g: a last step by that of y, on the same face */
         close_face(work);
+        lean_on_hard_rows(work);
         for (Index i = 0; i < s->m; i++) work->kept[i] = face->held[i];
         (void)stay_on_hard_rows(work);
         for (Index i = 0; i < s->m; i++) face->held[i] = work->kept[i];
@@ -265,9 +303,10 @@ FN int give_way(Work *work, int which, int strict, CaffnetProof *proof) {
    multipliers in work->conflict, if the hard rows exclude each other: then they give way, and the soft ones have no say.
    WITHIN_TOL where rounding explains the violation, or the proof does not hold. */
 FN int least_violation(Work *work, int strict, CaffnetProof *proof) {
-    int state = CONFLICT;
+    int state = CONFLICT, never = 0;
     choose_yielding(work, work->soft ? SOFT_ROWS : ALL_ROWS);
     if (!work->soft) return give_way(work, ALL_ROWS, strict, proof);
+    for (Index i = 0; i < work->rows.m; i++) never = never || (is_soft(work, i) && excludes_all(work, i));
     if (!has_impossible_hard_row(work)) state = give_way(work, SOFT_ROWS, strict, proof);
     if (state == CONFLICT) {
         choose_yielding(work, HARD_ROWS);
@@ -280,6 +319,7 @@ FN int least_violation(Work *work, int strict, CaffnetProof *proof) {
                 work->give[i] = 2.0 * relax * users_unit(&work->rows, i) + work->t.search * size + work->t.underflow;
         state = give_way(work, SOFT_ROWS, strict, proof);
         if (state == CONFLICT) state = CAFFNET_WITHIN_TOL;
+        if (never) state = CAFFNET_INFEASIBLE; /* whatever the point */
         choose_yielding(work, SOFT_ROWS);
         if (!stay_on_hard_rows(work)) state = CAFFNET_WITHIN_TOL; /* it was more than rounding */
         restore_bounds(work);
@@ -581,17 +621,22 @@ FN int write_strictly(const CaffnetBatch *batch, int64_t b, Work *work, int sear
 }
 
 /* Answer a RELAXED sample anew at the scale of its hard rows: beside a soft row that asks for numbers of another order,
-   theirs have lost their digits. */
+   theirs have lost their digits. Where they do not hold even so, the level cannot tell their points apart: the nearest
+   one to g then. */
 FN int rescale_to_hard_rows(const CaffnetBatch *batch, int64_t b, Work *work, CaffnetProof *proof) {
     work->modest = 1;
     (void)load_sample(batch, b, work);
-    work->modest = 0;
     int state = approach(work, (int)batch->strict, proof);
-    if (state != CAFFNET_WITHIN_TOL) return state;
-    choose_yielding(work, SOFT_ROWS);
-    int hold = stay_on_hard_rows(work);
+    if (state == CAFFNET_WITHIN_TOL) choose_yielding(work, SOFT_ROWS);
+    int hold = state == CAFFNET_INFEASIBLE || stay_on_hard_rows(work);
+    if (!hold) {
+        (void)load_sample(batch, b, work);
+        copy(work->y, work->g, work->rows.n);
+        hold = stay_on_hard_rows(work);
+    }
+    work->modest = 0;
     restore_bounds(work);
-    return hold ? CAFFNET_RELAXED : CAFFNET_WITHIN_TOL;
+    return state == CAFFNET_INFEASIBLE ? state : hold ? CAFFNET_RELAXED : CAFFNET_WITHIN_TOL;
 }
 
 /* Answer one sample whose rows are scaled; its status. `proof` is filled for an INFEASIBLE one. */

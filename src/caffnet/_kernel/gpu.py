@@ -55,7 +55,7 @@ def solve(problem: Problem, options: Options, start: Tensor | None = None) -> tu
     """Answer every sample where the tensors are; also returns how many are bad, ``(1,)``, on the device."""
     answer = native.empty_answer(problem.f, problem.A.shape[-2], options.search)
     texts = _texts(problem, problem.f.device)
-    batch = native.Batch(problem, options, answer, start, None, texts)
+    batch = native.Batch(problem, options, answer, start, device_texts=texts)
     bad = torch.zeros(1, dtype=torch.int64, device=problem.f.device)
     memory, room, threads = _workspace(batch, problem.f.device)
     launch(SOLVE, [batch.packed, *map(_word, (memory.data_ptr(), room, bad.data_ptr()))], threads, problem.f.device)
@@ -77,7 +77,7 @@ def gradient(
         else None
         for t, want, core in zip((p.A, p.lower, p.upper, p.metric), wanted[2:], native.CORES, strict=True)
     ]
-    batch = native.Batch(p, options, answer, None, None, _texts(p, device))
+    batch = native.Batch(p, options, answer, None, device_texts=_texts(p, device))
     to = native.pack_gradients(v := native.lines(v, 1), to_f, to_w, lines)
     memory, room, threads = _workspace(batch, device)
     launch(GRADIENT, [batch.packed, to, *map(_word, (memory.data_ptr(), room))], threads, device)

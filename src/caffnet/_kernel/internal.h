@@ -219,21 +219,47 @@ FN double rounded(double x, int single) { return single ? (double)(float)x : x; 
 
 /* ---------------------------------------------------------------------------------------------- vectors */
 
+/* Eight numbers that are added and multiplied side by side. A compiler of C is told that they are one vector: it does
+   not find out by itself. */
+#ifdef __CUDACC__
+struct Eight {
+    double at[8];
+    __device__ double operator[](int c) const { return at[c]; }
+    __device__ void operator+=(const Eight &x) {
+        for (int c = 0; c < 8; c++) at[c] += x.at[c];
+    }
+    __device__ Eight operator*(const Eight &x) const {
+        Eight product = x;
+        for (int c = 0; c < 8; c++) product.at[c] *= at[c];
+        return product;
+    }
+};
+#else
+typedef double Eight __attribute__((vector_size(64)));
+#endif
+
+/* sum += a b, number by number */
+INLINE void add_products(Eight *sum, const double *a, const double *b) {
+    Eight x, y;
+    memcpy(&x, a, sizeof x);
+    memcpy(&y, b, sizeof y);
+    *sum += x * y;
+}
+
 /* Sums side by side, for vector instructions; the order depends on n alone. */
 FN double long_dot(const double *RESTRICT a, const double *RESTRICT b, Index n) {
-    double sum[8] = {0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0}, total;
+    Eight sum = {0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0};
     Index j = 0;
     if (n >= 32) {
-        double more[8] = {0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0};
+        Eight more = sum;
         for (; j + 16 <= n; j += 16) {
-            for (int c = 0; c < 8; c++) sum[c] += a[j + c] * b[j + c];
-            for (int c = 0; c < 8; c++) more[c] += a[j + 8 + c] * b[j + 8 + c];
+            add_products(&sum, a + j, b + j);
+            add_products(&more, a + j + 8, b + j + 8);
         }
-        for (int c = 0; c < 8; c++) sum[c] += more[c];
+        sum += more;
     }
-    for (; j + 8 <= n; j += 8)
-        for (int c = 0; c < 8; c++) sum[c] += a[j + c] * b[j + c];
-    total = ((sum[0] + sum[4]) + (sum[1] + sum[5])) + ((sum[2] + sum[6]) + (sum[3] + sum[7]));
+    for (; j + 8 <= n; j += 8) add_products(&sum, a + j, b + j);
+    double total = ((sum[0] + sum[4]) + (sum[1] + sum[5])) + ((sum[2] + sum[6]) + (sum[3] + sum[7]));
     for (; j < n; j++) total += a[j] * b[j];
     return total;
 }

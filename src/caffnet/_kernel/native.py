@@ -23,11 +23,11 @@ from caffnet import tolerance
 from caffnet._kernel import build, memory
 from caffnet._solve import sparse
 from caffnet._solve.problem import Answer, Options, Problem, Status, is_diagonal
-from caffnet._solve.tracing import remember
 from caffnet.errors import KernelError
 
 CORES = (2, 1, 1, 2)  # the axes of one sample in A, lower, upper and the metric
 SEARCHES = {"full": 0, "lite": 1, "active": 2, "paper": 3}
+_ACTIVE = SEARCHES["active"]
 _WORTH_A_THREAD = 20_000  # numbers in A for one more thread: what is computed while a thread is woken
 _LONG = 2e8  # multiply-adds: about a second; such a call runs beside the main thread, which Ctrl-C can then stop
 
@@ -65,6 +65,8 @@ def _library() -> ctypes.CDLL:
     library.caffnet_workspace.restype = ctypes.c_int64
     library.caffnet_workspace_sparse.argtypes = [ctypes.c_int64, ctypes.c_int64, pointer]
     library.caffnet_workspace_sparse.restype = ctypes.c_int64
+    library.caffnet_kept.argtypes = [ctypes.c_int64] * 2
+    library.caffnet_kept.restype = ctypes.c_int64
     library.caffnet_solve.argtypes = [ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64, pointer]
     library.caffnet_solve.restype = ctypes.c_int64
     library.caffnet_gradient.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64, pointer]
@@ -90,7 +92,6 @@ def workspace_size(n: int, m: int, search: int, metric: bool = False) -> int:
     return _library().caffnet_workspace(n, m, search, metric)
 
 
-@remember
 def tolerances(dtype: torch.dtype, n: int) -> tuple[float, ...]:
     """The fields of CaffnetTolerances."""
     return (
@@ -105,6 +106,9 @@ def tolerances(dtype: torch.dtype, n: int) -> tuple[float, ...]:
         tolerance.optimal(dtype),
         tolerance.DELICATE,
     )
+
+
+_known_tolerances = functools.lru_cache(maxsize=1024)(tolerances)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -133,6 +137,15 @@ def _step(t: Tensor, core: int) -> int:
     return t.stride(0) if t.ndim > core and t.shape[0] > 1 else 0
 
 
+def _array(t: Tensor | None, core: int) -> tuple[Any, int, int]:
+    """A tensor as `lines` has it, its step and its address; zeros for None."""
+    if t is None:
+        return None, 0, 0
+    if t.is_neg() or not t.is_contiguous():
+        t = lines(t, core)
+    return t, _step(t, core) if t.ndim > core else 0, t.data_ptr()
+
+
 class Batch:
     """A CaffnetBatch with the tensors whose addresses it holds."""
 
@@ -142,48 +155,54 @@ class Batch:
         options: Options,
         answer: Answer,
         start: Tensor | None,
-        cancel: ctypes.c_int32 | None,
+        may_cancel: bool = False,
         device_texts: tuple[Tensor, Tensor] | None = None,
         keep: bool = False,
     ):
-        f, lower, upper = lines(p.f, 1), lines(p.lower, 1), lines(p.upper, 1)
-        starts, columns, A = sparse.entries(p.A) if sparse.is_sparse(p.A) else (None, None, lines(p.A, 2))
-        w = None if p.w is None else lines(p.w, 1)
-        metric = None if p.metric is None else lines(p.metric, 2)
-        self.samples, self.n = f.shape
-        self.m, self.search = p.A.shape[-2], SEARCHES[options.search]
+        starts, columns, A = sparse.entries(p.A) if sparse.is_sparse(p.A) else (None, None, p.A)
+        (f, f_step, f_at), (w, w_step, w_at) = _array(p.f, 1), _array(p.w, 1)
+        A, A_step, A_at = _array(A, 2)
+        (lower, lower_step, lower_at), (upper, upper_step, upper_at) = _array(p.lower, 1), _array(p.upper, 1)
+        metric, metric_step, metric_at = _array(p.metric, 2)
+        self.samples, self.n = p.f.shape
+        self.m, self.search = len(p.row_kinds), SEARCHES[options.search]
         self._starts, self.entries = starts, None if starts is None else A.shape[0]
-        texts = (
-            (_text(p.row_kinds), _text(p.soft)) if device_texts is None else [(t, t.data_ptr()) for t in device_texts]
-        )
-        (kinds, kinds_at), (soft, soft_at) = texts
+        self.size = self.m * self.n if self.entries is None else self.entries  # numbers in a matrix: a measure of work
+        if device_texts is None:
+            (kinds, kinds_at), (soft, soft_at) = _text(p.row_kinds), _text(p.soft)
+        else:
+            (kinds, kinds_at), (soft, soft_at) = ((t, t.data_ptr()) for t in device_texts)
         choice = answer.choice
         self.metric = metric is not None
-        self._key = memory.key_of(p.A) if keep and metric is None and p.A.ndim == 2 else 0
-        self.kept = (f, w, A, starts, columns, lower, upper, metric, kinds, soft, start, answer, cancel)
+        self.cancel = cancel = ctypes.c_int32(0) if may_cancel and self._is_long(options, w) else None
+        self.kept = (f, w, A, starts, columns, lower, upper, metric, kinds, soft, start, answer)
+        self._key = None
+        if keep and A_step == 0 and metric is None and self.size >= memory.WORTH:
+            key = (A_at, self.n, self.m, self.size, self.search, p.f.dtype is torch.float32)
+            self._key = key if memory.comes_again(key) else None
         self.packed = _BATCH.pack(
             self.n,
             self.m,
             self.samples,
-            f.dtype is torch.float32,
+            p.f.dtype is torch.float32,
             self.search,
             options.strict,
             options.on_infeasible == "nearest",
             options.gradient == "tangent",
             metric is not None and is_diagonal(metric),
-            self._key != 0,
-            _step(f, 1),
-            0 if w is None else _step(w, 1),
-            0 if starts is not None else _step(A, 2),
-            _step(lower, 1),
-            _step(upper, 1),
-            0 if metric is None else _step(metric, 2),
-            f.data_ptr(),
-            0 if w is None else w.data_ptr(),
-            A.data_ptr(),
-            lower.data_ptr(),
-            upper.data_ptr(),
-            0 if metric is None else metric.data_ptr(),
+            self._key is not None,
+            f_step,
+            w_step,
+            A_step,
+            lower_step,
+            upper_step,
+            metric_step,
+            f_at,
+            w_at,
+            A_at,
+            lower_at,
+            upper_at,
+            metric_at,
             0 if starts is None else starts.data_ptr(),
             0 if columns is None else columns.data_ptr(),
             kinds_at,
@@ -195,7 +214,7 @@ class Batch:
             0 if choice is None else choice.data_ptr(),
             0 if cancel is None else ctypes.addressof(cancel),
             options.norm,
-            *tolerances(f.dtype, self.n),
+            *_known_tolerances(p.f.dtype, self.n),
         )
 
     @property
@@ -205,16 +224,39 @@ class Batch:
             return _library().caffnet_workspace_sparse(self.n, self.m, self._starts.data_ptr())
         return workspace_size(self.n, self.m, self.search, self.metric)
 
-    @property
-    def size(self) -> int:
-        """Numbers in the matrix that a sample is asked about: a measure of its work."""
-        return self.m * self.n if self.entries is None else self.entries
+    def run(self, call: Callable[..., Any], *more: Any, size: int | None = None) -> list:
+        """Call a function of the kernel on all samples, in as many threads as torch may use; its results.
 
-    def memory(self) -> int:
+        Args:
+            call: called with the batch, `more`, the first sample, the last one and workspace. It runs without the
+                interpreter's lock.
+            more: what it takes beside.
+            size: a measure of the work on one sample; that of its matrix if None.
+        """
+        packed, room, samples = self.packed, self.workspace, self.samples
+        worth = samples * (self.size if size is None else size) // _WORTH_A_THREAD
+        parts = min(torch.get_num_threads(), worth, samples) if worth > 1 else 1
+        if parts == 1 and self.cancel is None:
+            return [call(packed, *more, 0, samples, self._memory(room))]
+
+        def part(first: int, last: int) -> Any:
+            return call(packed, *more, first, last, self._memory(room))
+
+        return _in_parts(part, samples, parts, self.cancel)
+
+    def _memory(self, room: int) -> int:
         """The address of workspace for the thread that asks."""
-        if self._key:
-            return memory.kept((self._key, self.search), self.workspace)
-        return memory.scratch(self.workspace)
+        if self._key is None:
+            return memory.scratch(room)
+        beside = _library().caffnet_kept(self.size, 0 if self.entries is None else self.m)
+        return memory.kept(self._key, room + beside)
+
+    def _is_long(self, options: Options, w: Tensor | None) -> bool:
+        n, m = self.n, self.m
+        if self.entries is not None:
+            return self.samples * self.entries * 100.0 > _LONG
+        steps = n if self.search == _ACTIVE or (w is None and options.norm == 2) else 2.0 ** min(m, 3 * n, 40)
+        return self.samples * m * n * steps > _LONG
 
 
 def empty_answer(f: Tensor, m: int, search: str) -> Answer:
@@ -241,17 +283,11 @@ def solve(problem: Problem, options: Options, start: Tensor | None = None) -> tu
         options: with a definite search.
         start: the sides of rows to begin with, ``(B, m)``, int8.
     """
-    answer = empty_answer(problem.f, problem.A.shape[-2], options.search)
-    long = _is_long(problem, options)
-    cancel = ctypes.c_int32(0) if long else None
+    answer = empty_answer(problem.f, len(problem.row_kinds), options.search)
     if start is not None:
         start = start.contiguous()
-    batch, call = Batch(problem, options, answer, start, cancel, keep=True), _library().caffnet_solve
-
-    def part(first: int, last: int) -> int:
-        return call(batch.packed, first, last, batch.memory())
-
-    bad = sum(_in_parts(part, batch.samples, batch.size, cancel))
+    batch = Batch(problem, options, answer, start, may_cancel=True, keep=True)
+    bad = sum(batch.run(_library().caffnet_solve))
     return (answer, _decide_in_full(problem, options, answer)) if bad and batch.entries is not None else (answer, bad)
 
 
@@ -299,16 +335,10 @@ def gradient(
         for t, want in zip((A, p.lower, p.upper, p.metric), wanted[2:], strict=True)
     ]
     v = lines(v, 1)
-    batch = Batch(p, options, answer, None, None, keep=True)
-    to = pack_gradients(v, to_f, to_w, sums)
-    call = _library().caffnet_gradient
-
-    def part(first: int, last: int) -> None:
-        call(batch.packed, to, first, last, batch.memory())
-
+    batch = Batch(p, options, answer, None, keep=True)
     # What all samples add up in one place is not for several threads.
     summed = any(t is not None and t.ndim <= core for t, core in zip(sums, CORES, strict=True))
-    _in_parts(part, batch.samples, 0 if summed else batch.size, None)
+    batch.run(_library().caffnet_gradient, pack_gradients(v, to_f, to_w, sums), size=0 if summed else None)
     to_A, *others = (None if t is None else t.to(p.f.dtype) for t in sums)
     return to_f, to_w, to_A if to_A is None or A is p.A else sparse.like(p.A, to_A), *others
 
@@ -327,31 +357,20 @@ def minimise(problem: Problem, options: Options, start: Tensor | None = None) ->
     """Minimise ``y'My/2 + q'y`` with M the metric and q in place of f; as `solve`, with multipliers ``(B, m)``."""
     answer = empty_answer(problem.f, problem.A.shape[-2], options.search)
     multipliers = torch.empty(answer.active.shape, dtype=problem.f.dtype)
-    cancel = ctypes.c_int32(0) if _is_long(problem, options) else None
     if start is not None:
         start = start.contiguous()
-    batch, call = Batch(problem, options, answer, start, cancel), _library().caffnet_minimise
-
-    def part(first: int, last: int) -> int:
-        return call(batch.packed, multipliers.data_ptr(), first, last, batch.memory())
-
-    counts = _in_parts(part, batch.samples, batch.m * batch.n, cancel)
-    return answer, multipliers, sum(counts)
+    batch = Batch(problem, options, answer, start, may_cancel=True)
+    return answer, multipliers, sum(batch.run(_library().caffnet_minimise, multipliers.data_ptr()))
 
 
 def solve_system(problem: Problem, answer: Answer, v: Tensor, u: Tensor | None) -> tuple[Tensor, Tensor]:
     """Solve ``[M Aᵀ; A 0] [p; s] = [v; u]`` on the faces of an answer: p ``(B, n)`` and s ``(B, m)``."""
-    batch = Batch(problem, Options(search="active"), answer, None, None)
+    batch = Batch(problem, Options(search="active"), answer, None)
     v, u = lines(v, 1), None if u is None else lines(u, 1)
     p, s = (torch.empty(batch.samples, size, dtype=v.dtype) for size in (batch.n, batch.m))
     steps = _step(v, 1), 0 if u is None else _step(u, 1)
     system = _SYSTEM.pack(v.data_ptr(), 0 if u is None else u.data_ptr(), *steps, p.data_ptr(), s.data_ptr())
-    call = _library().caffnet_system
-
-    def part(first: int, last: int) -> None:
-        call(batch.packed, system, first, last, batch.memory())
-
-    _in_parts(part, batch.samples, batch.m * batch.n, None)
+    batch.run(_library().caffnet_system, system)
     return p, s
 
 
@@ -359,29 +378,19 @@ def conflict(problem: Problem, options: Options, sample: int) -> tuple[Tensor, f
     """Multipliers ``(m,)`` of the rows in conflict in an infeasible sample, the gap and the radius of the proof."""
     problem = _in_full(problem) or problem
     answer = empty_answer(problem.f, problem.A.shape[-2], options.search)
-    batch = Batch(problem, options, answer, None, None)
+    batch = Batch(problem, options, answer, None)
     multipliers, proof = torch.zeros(batch.m, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
-    _library().caffnet_conflict(batch.packed, sample, multipliers.data_ptr(), proof.data_ptr(), batch.memory())
+    _library().caffnet_conflict(
+        batch.packed, sample, multipliers.data_ptr(), proof.data_ptr(), memory.scratch(batch.workspace)
+    )
     return multipliers, *proof.tolist()
 
 
 # ------------------------------------------------------------------------------------------------- threads
 
 
-def _is_long(p: Problem, options: Options) -> bool:
-    samples, n = p.f.shape
-    m = p.A.shape[-2]
-    if sparse.is_sparse(p.A):
-        return samples * sparse.numbers(p.A).shape[0] * 100.0 > _LONG
-    steps = n if options.search == "active" or (p.w is None and options.norm == 2) else 2.0 ** min(m, 3 * n, 40)
-    return samples * m * n * steps > _LONG
-
-
-def _in_parts(task: Callable[[int, int], Any], samples: int, size: int, cancel: ctypes.c_int32 | None) -> list:
-    """Share the samples among as many threads as torch may use; the kernel runs without the interpreter's lock."""
-    parts = min(torch.get_num_threads(), max(samples * size // _WORTH_A_THREAD, 1), max(samples, 1))
-    if parts == 1 and cancel is None:
-        return [task(0, samples)]
+def _in_parts(task: Callable[[int, int], Any], samples: int, parts: int, cancel: ctypes.c_int32 | None) -> list:
+    """Share the samples among threads: this one too, unless Ctrl-C must be able to stop the others."""
     step = max(math.ceil(samples / parts), 1)
     edges = [(first, min(first + step, samples)) for first in range(0, samples, step)]
     here = edges[:0] if cancel is not None else edges[:1]

@@ -18,7 +18,10 @@ FN void build_face(Work *work, const int8_t *active, int known) {
     int held = 0;
     for (Index i = 0; i < work->rows.m && !held; i++) held = active[i] != 0;
     if (!held) clear_face(&work->rows, &work->face);
-    else if (!known) rebuild_face(work, active);
+    else if (!known) {
+        work->rows.direct.family = ANY; /* factors are needed */
+        rebuild_face(work, active);
+    }
 }
 
 /* Solve on the white face of k rows: v, (n,), becomes L' p; u, (k,) of scaled rows, is used up; s gets their part. */
@@ -161,7 +164,7 @@ FN int polish(const CaffnetBatch *batch, int64_t b, Work *work, Metric *metric, 
     if (state == REJECTED) return REJECTED;
     stationarity(batch, b, work, metric, dual);
     *proven = meets_rows(work, metric) && is_stationary(work, dual, work->t.feasibility);
-    return *proven ? state : CAFFNET_WITHIN_TOL;
+    return *proven ? CAFFNET_PROJECTED : CAFFNET_WITHIN_TOL;
 }
 
 /* Half of the rows are about this near to the origin, in scaled units: the mean of the exponents of their bounds. */

@@ -26,16 +26,16 @@ from caffnet.errors import ConstraintError
 
 def answer(problem: Problem, options: Options, start: Tensor | None = None) -> Answer:
     """Solve every sample, with the gradient attached to the value."""
-    if is_exporting():  # an exported graph has no gradient
-        return run.solve(problem, options)
-    wanted = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in problem.tensors)
-    if not is_compiling() and (in_forward_mode() or in_transform()):
+    if is_compiling():
+        if is_exporting():  # an exported graph has no gradient
+            return run.solve(problem, options)
+    elif in_forward_mode() or in_transform():
         with torch.no_grad():
             found = run.solve(problem.detach(), options, start)
         return found._replace(value=on_face(problem, found, options))
-    if not wanted:
-        return run.solve(problem, options, start)
-    return Answer(*_Solved.apply(*problem, options, start))
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in problem.tensors):
+        return Answer(*_Solved.apply(*problem, options, start))
+    return run.solve(problem, options, start)
 
 
 class _Solved(torch.autograd.Function):
@@ -44,10 +44,9 @@ class _Solved(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         *data, ctx.options, start = given
-        problem = Problem(*data)
-        found = run.solve(problem.detach(), ctx.options, start)
+        found = run.solve(Problem(*data), ctx.options, start)
         ctx.rows = data[6:]
-        ctx.save_for_backward(*problem.tensors, *found)
+        ctx.save_for_backward(*data[:6], *found)
         ctx.mark_non_differentiable(*(t for t in found[1:] if t is not None))
         return tuple(found)  # pyright: ignore[reportReturnType]
 

@@ -126,8 +126,7 @@ class Problem(NamedTuple):
 
     def detach(self) -> Problem:
         """The same problem without gradients."""
-        # A tensor without gradients stays the same object, by which the kernel knows a matrix again.
-        return self.replace_tensors(*(t.detach() if t is not None and t.requires_grad else t for t in self.tensors))  # pyright: ignore
+        return self.replace_tensors(*(None if t is None else t.detach() for t in self.tensors))  # pyright: ignore
 
     def replace_tensors(
         self, f: Tensor, w: Tensor | None, A: Tensor, lower: Tensor, upper: Tensor, metric: Tensor | None
@@ -137,7 +136,7 @@ class Problem(NamedTuple):
 
 
 def is_diagonal(metric: Tensor) -> bool:
-    """Whether a metric of a `Problem` has one number per output, ``(..., 1, n)``."""
+    """Check whether a metric of a `Problem` has one number per output, ``(..., 1, n)``."""
     return metric.shape[-2] == 1
 
 

@@ -12,6 +12,9 @@ one is enough once ε is small. What is asked of a proof is in `_is_rounding` an
 nearly singular that the kernel found no proof, is given to it again as a problem in the distance to y, whose numbers
 are smaller.
 
+**Units.** The steps are Euclidean, so they depend on the units of the outputs. The sequence runs in ``x = y / unit``:
+powers of two in which the entries of each row, and the curvatures, are of like size. λ is the same there.
+
 **Without a minimum.** The objective falls without end on a set that has a point if and only if a direction d has
 ``Qd = 0``, ``q'd < 0`` and stays inside: ``A d <= 0`` at upper bounds and ``>= 0`` at lower ones. These d are a cone.
 Its point nearest to ``-q`` is such a direction, or 0 if there is none.
@@ -34,6 +37,7 @@ _ROUNDS = 60
 _ASKED_FOR_A_RAY = 2  # the round after which a sample without a minimum is looked into
 _RESTARTS = 4  # of a problem that is definite, but not to rounding, before it is damped
 _REFINED = 3  # times that multipliers are refined before they are judged
+_EVENED = 4  # rounds of making rows and outputs even
 _QUIET = Options(search="active", on_infeasible="nan")
 
 
@@ -44,7 +48,8 @@ class Minimum:
     Attributes:
         answer: the points.
         multipliers: ``(B, m)``; NaN where there is no minimum.
-        ray: a direction in which the objective falls without end, ``(B, n)``; zero where there is none.
+        ray: a direction in which the objective falls without end, ``(B, n)``, of largest entry 1; zero where there is
+            none.
         definite: whether Q is positive definite in every sample.
     """
 
@@ -98,7 +103,9 @@ def _at(p: Problem, places: Tensor, double: bool = True) -> Problem:
 def _descend(problem: Problem, found: Minimum, places: Tensor, damped: bool, options: Options) -> None:
     """Take the samples at these places down to their minimum; what is found is written into `found`."""
     answer, p = found.answer, _at(problem, places)
-    y, side, before = answer.value[places].double(), answer.active[places], answer.status[places]
+    unit = _units(p)
+    p = _in_units(p, unit)
+    y, side, before = answer.value[places].double() / unit, answer.active[places], answer.status[places]
     for number in range(_ROUNDS):
         if damped or number >= _RESTARTS:
             metric, ε = _damping(p, y, number)
@@ -120,20 +127,53 @@ def _descend(problem: Problem, found: Minimum, places: Tensor, damped: bool, opt
                 ).to(torch.int8)
                 proven, done = proven & ~lost, proven | lost
         if number == _ASKED_FOR_A_RAY:
-            ray = _fall(p, ~done)
-            endless = (ray != 0).any(-1)
-            found.ray[places] = ray.to(found.ray.dtype)
+            ray = unit * _fall(p, ~done)
+            size = ray.abs().amax(-1, keepdim=True)
+            endless = size.squeeze(-1) > 0
+            found.ray[places] = (ray / torch.where(size > 0, size, 1.0)).to(found.ray.dtype)
             answer.value[places[endless]], answer.active[places[endless]] = torch.nan, 0
             answer.status[places[endless]] = Status.UNBOUNDED
             done = done | endless
         ready = proven | ~done if number == _ROUNDS - 1 else proven
         if ready.any():
-            _finish(problem, found, places[ready], y[ready], side[ready], multipliers[ready], proven[ready])
+            _finish(problem, found, places[ready], (unit * y)[ready], side[ready], multipliers[ready], proven[ready])
         if done.all():
             return
         if done.any():
             keep = (~done).nonzero().squeeze(-1)
             places, p, y, side = places[keep], _at(p, keep), y[keep], side[keep]
+            unit = unit if unit.ndim == 1 else unit[keep]
+
+
+def _units(p: Problem) -> Tensor:
+    """A power of two for every output, ``(n,)``, or ``(B, n)`` where samples have rows or a Q of their own.
+
+    Those in which the logarithms of the entries of all rows come nearest to one number per row (Curtis and Reid 1972).
+    A row of one entry has no say; Q has one row, the roots of its curvatures, which are to come near to 1.
+    """
+    rows = torch.where((p.A != 0).sum(-1, keepdim=True) > 1, p.A, 0.0)
+    free = torch.arange(rows.shape[-2] + (p.metric is not None), device=rows.device).unsqueeze(-1) < rows.shape[-2]
+    if p.metric is not None:
+        curvature = p.metric if is_diagonal(p.metric) else p.metric.diagonal(dim1=-2, dim2=-1).unsqueeze(-2)
+        batch = torch.broadcast_shapes(rows.shape[:-2], curvature.shape[:-2])
+        roots = curvature.clamp_min(0.0).sqrt()
+        rows = torch.cat([t.expand(*batch, *t.shape[-2:]) for t in (rows, roots)], -2)
+    there = rows != 0
+    size = torch.where(there, torch.where(there, rows, 1.0).abs().log2(), 0.0)
+    in_row, in_column = (there.sum(axis, keepdim=True).clamp_min(1) for axis in (-1, -2))
+    column = torch.zeros_like(size[..., :1, :])
+    for _ in range(_EVENED):
+        row = torch.where(there & free, size - column, 0.0).sum(-1, keepdim=True) / in_row
+        column = torch.where(there, size - row, 0.0).sum(-2, keepdim=True) / in_column
+    return (-column.squeeze(-2)).round().exp2()
+
+
+def _in_units(p: Problem, unit: Tensor) -> Problem:
+    """The problem in ``x = y / unit``."""
+    Q, wide = p.metric, unit.unsqueeze(-2)
+    if Q is not None:
+        Q = Q * wide * (wide if is_diagonal(Q) else wide.mT)
+    return p.replace_tensors(p.f * unit, None, p.A * wide, p.lower, p.upper, Q)
 
 
 def _finish(
@@ -176,7 +216,9 @@ def _damping(p: Problem, y: Tensor, number: int) -> tuple[Tensor | None, Tensor]
         return None, (steep / far).unsqueeze(-1)
     top = Q.abs().amax((-1, -2))
     least, most = (share * torch.where(top > 0, top, 1.0) for share in tolerance.DAMPING)
-    ε = torch.minimum(torch.maximum(steep / far if Q.ndim == 3 else (steep / far).median(), least), most)
+    straight = steep > top * room  # within this room curvature does not count: as for a linear program
+    ε = torch.minimum(torch.maximum(steep / far, least), torch.where(straight, torch.inf, most))
+    ε = ε if Q.ndim == 3 else ε.median()
     one = torch.ones_like(Q) if is_diagonal(Q) else torch.eye(Q.shape[-1]).to(Q)
     return Q + ε[..., None, None] * one, ε.reshape(-1, 1)
 

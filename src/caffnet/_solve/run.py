@@ -33,28 +33,28 @@ def solve(problem: Problem, options: Options, start: Tensor | None = None) -> An
     Raises:
         ConstraintError, InfeasibleError: as `report` says.
     """
-    if is_exporting_plain():
-        with no_autocast(problem.f.device.type):
-            return graph.solve(problem, options)
-    if is_compiling() or not are_concrete(problem.tensors):
+    if is_compiling():
+        if is_exporting_plain():
+            with no_autocast(problem.f.device.type):
+                return graph.solve(problem, options)
         return _opaque(problem, options)
-    return _native(problem, options, start)
+    return _native(problem, options, start) if are_concrete(problem.tensors) else _opaque(problem, options)
 
 
 def _native(problem: Problem, options: Options, start: Tensor | None) -> Answer:
-    on_gpu = gpu.is_available() and problem.f.is_cuda and not sparse.is_sparse(problem.A)
-    if on_gpu:
+    near = problem.f.is_cpu
+    if not near and problem.f.is_cuda and gpu.is_available() and not sparse.is_sparse(problem.A):
         answer, count = gpu.solve(problem, options, start)
         if options.on_infeasible == "raise" and count.item():  # the one wait for the device
             report(problem.replace_tensors(*_cpu(*problem.tensors)), Answer(*_cpu(*answer)), options)
         return answer
-    device, near = problem.f.device, problem.f.is_cpu
     here = problem if near else _on_cpu(problem)
     answer, bad = native.solve(here, options, None if start is None else start.cpu())
     if bad:
         report(here, answer, options)
     if near:
         return answer
+    device = problem.f.device
     choice = None if answer.choice is None else answer.choice.to(device)
     return Answer(answer.value.to(device), answer.status.to(device), answer.active.to(device), choice)
 

@@ -26,7 +26,7 @@ def widen(p: Problem, weighted: Tensor, weight: Tensor) -> Problem:
         weight: their weights, ``(B, k)``, or ``(k,)`` for all samples.
     """
     n, k, unit = p.f.shape[-1], weighted.shape[0], _units(p, weighted)
-    slots = torch.nn.functional.one_hot(weighted, p.A.shape[-2]).mT.to(p.A.dtype)  # (m, k)
+    slots = torch.eye(p.A.shape[-2], dtype=p.A.dtype, device=p.A.device).index_select(-1, weighted)  # (m, k)
     A = torch.cat([p.A, -slots * unit.unsqueeze(-2)], -1)
     price = weight * unit * unit
     zero = p.f.new_zeros(*p.f.shape[:-1], k)

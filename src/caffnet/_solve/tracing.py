@@ -35,14 +35,10 @@ def are_concrete(tensors: Iterable[Tensor | None]) -> bool:
     return True
 
 
-def is_compiling() -> bool:
-    """Whether torch.compile or torch.export traces this code."""
-    return torch.compiler.is_compiling()
-
-
-def is_exporting() -> bool:
-    """Whether torch.export traces this code: the graph may run without Python."""
-    return torch.compiler.is_exporting()
+#: Whether torch.compile or torch.export traces this code.
+is_compiling = torch.compiler.is_compiling
+#: Whether torch.export traces this code: the graph may run without Python.
+is_exporting = torch.compiler.is_exporting
 
 
 _plain: list[bool] = []  # one entry for each context of `plain_operations`; not a ContextVar, which dynamo cannot read
@@ -103,9 +99,12 @@ def remember(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+_NOTHING = contextlib.nullcontext()
+
+
 def no_autocast(device: str) -> contextlib.AbstractContextManager:
     """A context without autocast: half precision would move ``A y`` by a part in a hundred."""
-    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else contextlib.nullcontext()
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else _NOTHING
 
 
 def full_precision(t: Tensor, device: str | None = None) -> Tensor:

@@ -89,9 +89,12 @@ def read_bound(bound: Tensor | None, A: Tensor, side: str) -> Tensor:
     if bound.ndim == 0:
         return bound.expand(m)
     if bound.shape[-1] != m:
+        hint = "A trailing axis of size 1 is removed with .squeeze(-1)."
+        if m == 1 and bound.ndim == 1:
+            hint = "One bound per sample is written b.unsqueeze(-1)."
         raise ConstraintError(
             f"The {side} bound must have shape (..., {m}), one entry for each row of A {tuple(A.shape)}, "
-            f"got {tuple(bound.shape)}. A trailing axis of size 1 is removed with .squeeze(-1)."
+            f"got {tuple(bound.shape)}. {hint}"
         )
     batch, axes = bound.shape[:-1], A.shape[:-2]
     if axes and len(batch) > len(axes):

@@ -69,7 +69,7 @@ def check_kinds(lower: Tensor, upper: Tensor, kinds: str, labels: Labels) -> Non
     row = int(place.nonzero()[0])
     what = {1: "a lower bound", 2: "an upper bound", 3: "both bounds", 4: "two different bounds"}[int(place[row])]
     name = row_names(labels, len(kinds))[row]
-    raise ConstraintError(f"{name} was prepared as {kinds[row]!r} and got {what}: prepare a set that has both sides.")
+    raise ConstraintError(f"{name} has the kind {kinds[row]!r} and got {what}: build the set with both sides.")
 
 
 def row_names(labels: Labels, m: int) -> tuple[str, ...]:

@@ -205,7 +205,7 @@ def _sample(
     x = low + (high - low) * unit.draw(samples, dtype=torch.float64)
     x = x if where is None else x[where(x)]
     if not len(x):
-        raise ConstraintError("No sample of the box is where the states count: make it smaller, or take more samples.")
+        raise ConstraintError("No sample of the box satisfies `where`: make the box smaller, or take more samples.")
     states, (depths, lost) = [x], (list(part) for part in zip(_measure(at, x), strict=True))
     width = (high - low) / 8
     for _ in range(ROUNDS):

@@ -323,7 +323,7 @@ def _as_states(given: Any) -> Any:
     """A state, or a pair of state and time, as float64 tensors."""
     if isinstance(given, tuple):
         return tuple(_as_states(part) for part in given)
-    return torch.as_tensor(np.asarray(given, dtype=np.float64))
+    return torch.from_numpy(np.array(given, dtype=np.float64))
 
 
 def _numbers(name: str, given: np.ndarray, *shape: int) -> np.ndarray:

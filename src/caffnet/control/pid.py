@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from caffnet.control.fused import fused
 from caffnet.control.systems.base import check_states
 from caffnet.control.systems.vehicles import wrap_angle
 from caffnet.errors import ConstraintError
+
+#: Which commands of (ahead, side, heading) make up the speed and the turn rate.
+_INPUTS = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]], dtype=torch.float64)
 
 
 class PID:
@@ -43,6 +48,8 @@ class PID:
         if not self.gains.isfinite().all():
             raise ConstraintError(f"The gains must be finite numbers, got {self.gains.tolist()}.")
         self.dt = dt
+        present, past, change = self.gains
+        self._factors = torch.stack([present + change / dt, past, -change / dt])
         self._memory: tuple[Tensor, Tensor] | None = None
 
     def reset(self) -> None:
@@ -52,7 +59,6 @@ class PID:
     def __call__(self, error: Tensor) -> Tensor:
         """The command ``(..., k)`` for the error ``(..., k)``."""
         check_states("error", error, self.gains.shape[-1])
-        kp, ki, kd = self.gains.to(error)
         now = error.detach()
         total, last = (torch.zeros_like(now),) * 2 if self._memory is None else self._memory
         if last.shape != now.shape:
@@ -62,7 +68,9 @@ class PID:
             )
         total = total + self.dt * now
         self._memory = (total, now)
-        return kp * error + ki * total + kd * ((error - last) / self.dt)
+        # What the present error counts by, and what the past does.
+        by_error, by_total, by_last = self._factors.to(error).unbind()
+        return torch.addcmul(torch.addcmul(by_total * total, by_last, last), by_error, error)
 
 
 class UnicyclePID:
@@ -100,14 +108,26 @@ class UnicyclePID:
         """The input ``(v, ω)``, ``(..., 2)``, at states ``(..., 3)``; not saturated."""
         check_states("x", x, 3)
         command = self.pid(body_frame_error(x, self.goal.to(x)))
-        return torch.stack([command[..., 0], command[..., 1] + command[..., 2]], -1)
+        return command @ _INPUTS.to(command)
 
 
 def body_frame_error(x: Tensor, goal: Tensor) -> Tensor:
     """``goal - x`` seen from the robot: (ahead, to the left, heading in [-π, π)), ``(..., 3)``."""
-    gap = goal - x
-    heading = x[..., 2]
+    if goal.requires_grad:
+        return _turn(x, goal)[0][0]
+    return fused(partial(_turn, goal=goal), _turn_back, x)[0]
+
+
+def _turn(x: Tensor, goal: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    heading, (right, up, angle) = x[..., 2], (goal - x).unbind(-1)
     cos, sin = torch.cos(heading), torch.sin(heading)
-    ahead = cos * gap[..., 0] + sin * gap[..., 1]
-    side = cos * gap[..., 1] - sin * gap[..., 0]
-    return torch.stack([ahead, side, wrap_angle(gap[..., 2])], -1)
+    ahead, side = torch.addcmul(cos * right, sin, up), torch.addcmul(cos * up, sin, right, value=-1)
+    return (torch.stack([ahead, side, wrap_angle(angle)], -1),), (cos, sin, ahead, side)
+
+
+def _turn_back(kept: tuple[Tensor, ...], g: Tensor) -> tuple[Tensor]:
+    (cos, sin, ahead, side), (by_ahead, by_side, by_angle) = kept, g.unbind(-1)
+    right = torch.addcmul(by_side * sin, by_ahead, cos, value=-1)
+    up = -torch.addcmul(by_side * cos, by_ahead, sin)
+    bent = torch.addcmul(by_ahead * side, by_side, ahead, value=-1) - by_angle
+    return (torch.stack([right, up, bent], -1),)

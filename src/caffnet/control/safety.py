@@ -16,12 +16,12 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from caffnet._solve.tracing import is_compiling, is_concrete
+from caffnet._solve.tracing import is_compiling, is_concrete, no_autocast
 from caffnet.constraints import HARD, SOFT_IF_NEAREST, UPPER, AffineSet, ArrayLike, Softness
 from caffnet.control.barriers.base import Barrier, as_barrier, with_time
 from caffnet.control.barriers.shapes import constant
@@ -91,30 +91,26 @@ class BarrierConstraint:
         self.disturbance = None if disturbance is None else _not_negative("disturbance", disturbance, system.n_x)
         self._kept = barrier.lowered(margin) if margin else barrier
         self._system = InTime(system) if barrier.moving else system
-        self._limits: dict[tuple[torch.dtype, torch.device, torch.Size], tuple[Tensor, Tensor, Tensor, Softness]] = {}
+        self._same: dict[tuple[torch.dtype, torch.device, torch.Size], _Same] = {}
         check_reached(self.barrier, self._system, samples)
         if self.disturbance is not None:
             check_undisturbed(self.barrier, self.disturbance, samples)
 
     def __call__(self, x: Tensor | Sequence[Tensor], t: Tensor | float | None = None) -> AffineSet:
         """The set at the states x ``(..., n_x)`` and, if the barrier moves, the time t ``(...)``."""
-        rows, bound = self._rows(self._states(x, t))
-        count = bound.shape[-1]
-        names = self.barrier.names or tuple(f"barrier {i}" for i in range(count))
-        kinds = UPPER * count
-        if self.inputs is None:
-            lower = bound.new_full((count,), -torch.inf)
-            return AffineSet.from_parts(rows, lower, bound, names, kinds, None, Softness(SOFT_IF_NEAREST * count))
-        A, lower, upper, softness = self._limits_like(bound)
-        names += self.inputs.labels or (None,) * self.inputs.m
-        parts = torch.cat([rows, A], -2), lower, torch.cat([bound, upper], -1)
-        return AffineSet.from_parts(*parts, names, kinds + self.inputs.row_kinds, None, softness)
+        states = self._states(x, t)
+        with no_autocast(states.device.type):
+            rows, bound = self._rows(states)
+        same = self._same_for(bound)
+        if same.A is not None and same.upper is not None:
+            rows, bound = torch.cat([rows, same.A], -2), torch.cat([bound, same.upper], -1)
+        return AffineSet.from_parts(rows, same.lower, bound, same.names, same.kinds, None, same.softness)
 
     def within(self, limits: AffineSet) -> BarrierConstraint:
         """The same rows with these limits on the input too."""
         other = copy.copy(self)
         other.inputs = limits if self.inputs is None else self.inputs.to(limits.device, limits.dtype) & limits
-        other._limits = {}
+        other._same = {}
         return other
 
     def _rows(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -141,24 +137,41 @@ class BarrierConstraint:
             raise ConstraintError("The barrier moves, so the set depends on the time: pass (x, t) in place of x.")
         return with_time(x, t)
 
-    def _limits_like(self, bound: Tensor) -> tuple[Tensor, Tensor, Tensor, Softness]:
-        """Rows and upper bounds of the limits, lower bounds of all rows, and which may give way, as the bounds are."""
-        assert self.inputs is not None
+    def _same_for(self, bound: Tensor) -> _Same:
+        """All that does not depend on the state, for bounds of this shape, number type and device."""
         key = (bound.dtype, bound.device, bound.shape)
-        if not is_compiling() and key in self._limits:
-            return self._limits[key]
-        limits, batch = self.inputs.to(bound.device, bound.dtype), bound.shape[:-1]
-        below = torch.full(bound.shape[-1:], -torch.inf, dtype=bound.dtype, device=bound.device)
-        lower = torch.cat([below, limits.lower])
-        soft = limits.softness or Softness(HARD * limits.m)
-        soft = Softness(SOFT_IF_NEAREST * bound.shape[-1] + soft.kinds, soft.weight)
-        parts = limits.A.expand(*batch, *limits.A.shape), lower, limits.upper.expand(*batch, limits.m), soft
+        if not is_compiling() and key in self._same:
+            return self._same[key]
+        count, batch = bound.shape[-1], bound.shape[:-1]
+        lower = torch.full((count,), -torch.inf, dtype=bound.dtype, device=bound.device)
+        names: tuple[str | None, ...] = self.barrier.names or tuple(f"barrier {i}" for i in range(count))
+        kinds, softness = UPPER * count, Softness(SOFT_IF_NEAREST * count)
+        A = upper = None
+        if self.inputs is not None:
+            limits = self.inputs.to(bound.device, bound.dtype)
+            A, upper = limits.A.expand(*batch, *limits.A.shape), limits.upper.expand(*batch, limits.m)
+            lower = torch.cat([lower, limits.lower])
+            names, kinds = names + (limits.labels or (None,) * limits.m), kinds + limits.row_kinds
+            soft = limits.softness or Softness(HARD * limits.m)
+            softness = Softness(softness.kinds + soft.kinds, soft.weight)
+        made = _Same(A, lower, upper, names, kinds, softness)
         # What a graph is made of must not leave it, nor what inference mode has made.
-        if not is_compiling() and is_concrete(limits.A) and not lower.is_inference():
-            if len(self._limits) > 64:  # batches of ever new sizes
-                self._limits.clear()
-            self._limits[key] = parts
-        return parts
+        if not is_compiling() and is_concrete(lower) and not lower.is_inference():
+            if len(self._same) > 64:  # batches of ever new sizes
+                self._same.clear()
+            self._same[key] = made
+        return made
+
+
+class _Same(NamedTuple):
+    """What is the same in all states: the limits on the input, the lower bounds of all rows, and what rows are."""
+
+    A: Tensor | None
+    lower: Tensor
+    upper: Tensor | None
+    names: tuple[str | None, ...]
+    kinds: str
+    softness: Softness
 
 
 class SafetyFilter(nn.Module):

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from caffnet._solve.tracing import is_compiling, is_concrete
+from caffnet._solve.tracing import is_compiling, is_concrete, may_branch, no_autocast
 from caffnet.control.systems.base import ControlAffine, check_states
 from caffnet.errors import ConstraintError, InfeasibleError
 
@@ -23,6 +23,9 @@ def rk4(system: ControlAffine, x: Tensor, u: Tensor, dt: float) -> Tensor:
     >>> rk4(Unicycle(), torch.zeros(3), torch.tensor([1.0, 0.0]), 0.1)
     tensor([0.1000, 0.0000, 0.0000])
     """
+    known = system.held(x, u, dt)
+    if known is not None:
+        return known
     k1 = system.velocity(x, u)
     k2 = system.velocity(x + (dt / 2) * k1, u)
     k3 = system.velocity(x + (dt / 2) * k2, u)
@@ -55,6 +58,9 @@ def limit_gradient(x: Tensor, limit: float) -> Tensor:
 
 def _shortened(g: Tensor, limit: float) -> Tensor:
     """Gradients ``(..., n_x)`` of length at most `limit`; one that is no number teaches nothing and becomes zero."""
+    length = torch.linalg.vector_norm(g, dim=-1, keepdim=True)
+    if may_branch(g) and math.isfinite(float(length.sum())):  # as nearly always: numbers, and no square overflows
+        return g * (limit / length.clamp_min(limit))
     largest = g.abs().amax(-1, keepdim=True)
     known = largest.isfinite()
     unit = torch.where(known & (largest > 0), g / largest, 0.0)  # of a length whose square does not overflow
@@ -142,7 +148,8 @@ def rollout(
             if disturbance is not None:
                 assert isinstance(moving, _Disturbed)
                 moving.wind = disturbance(x, fine_times[step * substeps + part]).to(x).expand_as(x)
-            x = integrate(moving, x, u, dt / substeps)
+            with no_autocast(x.device.type):  # half precision would move the states by a part in a hundred
+                x = integrate(moving, x, u, dt / substeps)
             fine.append(x)
         _check_finite(x, fine[-1 - substeps], u, step, float(fine_times[(step + 1) * substeps]))
     whole = torch.stack(fine, -2)

@@ -86,7 +86,7 @@ class Polygon:
         mass = self._log_mass_between(self.places[..., :-1], self.places[..., 1:]).logsumexp(-1)
         if not (mass > NOTHING / 2).all():
             raise ConstraintError(
-                "The set holds nothing of the Gaussian that a number could tell: it has no interior, or lies some "
+                "The mass of the Gaussian inside the set underflows: the set has no interior, or lies about "
                 f"{TAIL:g} standard deviations away."
             )
         return mass

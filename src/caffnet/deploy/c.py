@@ -30,7 +30,7 @@ from caffnet.deploy.scalars import number_text, write_function
 from caffnet.errors import ConstraintError
 from caffnet.layer import CAffine, limit_null
 from caffnet.model import CAffNet
-from caffnet.projection import project_checked, soft_rows
+from caffnet.projection import flatten, price_slacks, project_checked, soft_rows
 
 SOURCES = Path(__file__).parent / "sources" / "c"
 _TEMPLATES = ("policy.h", "policy.c", "test_policy.c", "CMakeLists.txt")
@@ -136,20 +136,22 @@ def _read(source: Source, inputs: Tensor | None) -> _Policy:
         raise ConstraintError(f"to_c writes one set that holds for every input, got {set}: index it, set[i].")
     if set.n == 0:
         raise ConstraintError("to_c needs at least one output.")
-    if set.slacks:
-        raise ConstraintError(
-            "to_c does not write the weights of soft rows: use to_onnx or to_aot, which hold them, or rows that are "
-            "soft without a weight."
-        )
     rows = None if layer.constraint is None else _write_rows(layer, x[0])
     options = dataclasses.replace(layer._options, on_infeasible=_status_instead(layer._options.on_infeasible))
-    search = choose_search(set.row_kinds, set.n, options.search, options.budget)
+    search = choose_search(set.row_kinds, set.n + set.slacks, options.search, options.budget)
     return _Policy(layer, options.searching(search), backbone, null, set, rows, x, f, w)
 
 
-def _names(set: AffineSet) -> tuple[str, ...]:
-    """Names of the tensors of `parts_of`."""
-    return ("A", "lower", "upper", "metric")[: len(parts_of(set))]
+def _searched(set: AffineSet) -> dict[str, Tensor]:
+    """The tensors that the kernel gets, by their names: rows with a weight have a slack, an output of its own."""
+    parts = parts_of(set)
+    if set.slacks:
+        batch = set.batch_shape
+        problem = price_slacks(flatten(set, set.A.new_zeros(*batch, set.n), None, batch), set, batch)
+        assert problem.metric is not None
+        parts = [problem.A, problem.lower, problem.upper, problem.metric]
+        parts = [t if batch or t.ndim == axes else t[0] for t, axes in zip(parts, native.CORES, strict=True)]
+    return dict(zip(("A", "lower", "upper", "metric"), parts, strict=False))
 
 
 def _status_instead(on_infeasible: str) -> str:
@@ -158,9 +160,9 @@ def _status_instead(on_infeasible: str) -> str:
 
 
 def _write_rows(layer: CAffine, x: Tensor) -> list[str]:
-    set = layer.set_at(x)
-    unused = [] if set.metric is not None else ["(void)metric;"]
-    return unused + write_function(lambda one: parts_of(layer.set_at(one)), x, list(_names(set)))
+    names = list(_searched(layer.set_at(x)))
+    unused = [] if "metric" in names else ["(void)metric;"]
+    return unused + write_function(lambda one: list(_searched(layer.set_at(one)).values()), x, names)
 
 
 # ------------------------------------------------------------------------------------------------- writing
@@ -187,22 +189,24 @@ def _array(declaration: str, values: Tensor | None, double: bool) -> str:
 def _most_steps(policy: _Policy) -> tuple[str, str]:
     """A bound on the work of a call, as an expression in C, and what it counts."""
     set, search = policy.set, policy.options.search
-    rounds = f"CAFFNET_ROUNDS({set.n}, {set.m})"
+    size = set.n + set.slacks
+    rounds = f"CAFFNET_ROUNDS({size}, {set.m})"
     if search == "active":
         return rounds, "rounds of one dual active-set search; each adds a row and drops at most n"
-    sizes = subset_sizes(set.row_kinds, set.n, search == "lite")
+    sizes = subset_sizes(set.row_kinds, size, search == "lite")
     count = count_subsets(set.row_kinds, sizes)
     return f"({count} + {rounds})", "sub-constraints looked at, and rounds of one dual active-set search"
 
 
 def _data_header(policy: _Policy) -> str:
     layer, options, set = policy.layer, policy.options, policy.set
-    n, m, search = set.n, set.m, options.search
+    n, m, search, searched = set.n, set.m, options.search, _searched(set)
+    size, metric = n + set.slacks, searched.get("metric")
     widths = [len(dense.bias) for dense in (*policy.backbone, *policy.null)]
     activations = {dense.activation for dense in (*policy.backbone, *policy.null)}
-    code, measured = native.SEARCHES[search], set.metric is not None
-    room = max(native.workspace_size(n, m, each, measured) for each in {code, native.SEARCHES["active"]})
-    numbers = 0 if set.metric is None else set.metric.shape[-2] * n
+    code, measured = native.SEARCHES[search], metric is not None
+    room = max(native.workspace_size(size, m, each, measured) for each in {code, native.SEARCHES["active"]})
+    numbers = 0 if metric is None else metric.shape[-2] * size
     steps, meaning = _most_steps(policy)
     double = policy.dtype == torch.float64
     end = "" if double else "f"
@@ -217,6 +221,7 @@ def _data_header(policy: _Policy) -> str:
             f"typedef {'double' if double else 'float'} policy_real;",
             f"#define POLICY_INPUTS {policy.x.shape[-1]}",
             f"#define POLICY_OUTPUTS {n}",
+            f"#define POLICY_SIZE {size} /* outputs, and a slack for each soft row with a weight */",
             f"#define POLICY_ROWS {m}",
             f"#define POLICY_ROWS_OR_1 {max(m, 1)}",
             f"#define POLICY_FIXED {int(policy.rows is None)} /* the rows do not depend on x */",
@@ -225,7 +230,7 @@ def _data_header(policy: _Policy) -> str:
             f"#define POLICY_STRICT {int(options.strict)}",
             f"#define POLICY_SOFT {_soft_text(policy)} /* 's': gives way where the set is empty */",
             f"#define POLICY_NEAREST {int(options.on_infeasible == 'nearest')}",
-            f"#define POLICY_METRIC {numbers} /* the numbers of the metric: n if it is diagonal */",
+            f"#define POLICY_METRIC {numbers} /* the numbers of the metric: POLICY_SIZE if it is diagonal */",
             f"#define POLICY_NULL_LIMIT {number_text(layer.null_limit or 0.0)} /* 0: w has no limit */",
             f"#define POLICY_WARM {int(layer.warm_start)} /* a step begins with the rows of the one before */",
             f"#define POLICY_WORKSPACE {room} /* bytes */",
@@ -250,7 +255,7 @@ def _data_header(policy: _Policy) -> str:
             "",
             "extern const CaffnetTolerances policy_tolerances;",
             "extern const char policy_kinds[];",
-            *(f"extern const policy_real policy_{key}[];" for key in (_names(set) if policy.rows is None else ())),
+            *(f"extern const policy_real policy_{key}[];" for key in (searched if policy.rows is None else ())),
             *(["extern const PolicyLayer policy_backbone[];"] if policy.backbone else []),
             *(["extern const PolicyLayer policy_null[];"] if policy.null else []),
             "",
@@ -268,7 +273,7 @@ def _soft_text(policy: _Policy) -> str:
 
 def _data(policy: _Policy) -> str:
     set, double = policy.set, policy.dtype == torch.float64
-    tolerances = ", ".join(number_text(v) for v in native.tolerances(policy.dtype, set.n))
+    tolerances = ", ".join(number_text(v) for v in native.tolerances(policy.dtype, set.n + set.slacks))
     lines = [
         "/* The numbers of the policy. Written by caffnet. */",
         '#include "policy.h"',
@@ -282,8 +287,7 @@ def _data(policy: _Policy) -> str:
     if policy.rows is None:
         names = ", ".join(set.names).replace("*/", "* /")
         lines.append(f"/* {names} */")
-        parts = zip(_names(set), parts_of(set), strict=True)
-        lines += [_array(f"const policy_real policy_{key}", t, double) for key, t in parts]
+        lines += [_array(f"const policy_real policy_{key}", t, double) for key, t in _searched(set).items()]
     else:
         lines.append("void policy_rows(const policy_real *x, policy_real *A, policy_real *lower, policy_real *upper,")
         lines.append("                 policy_real *metric) {")
@@ -313,10 +317,9 @@ def _vectors(policy: _Policy) -> str:
         count = len(policy.x)
         arrays = [("x", policy.x), ("f", policy.f), ("value", answer.value), ("violation", answer.violation)]
         if policy.rows is not None:
-            core = native.CORES[: len(parts_of(set))]
-            expanded = [t.expand(count, *t.shape[-axes:]) for t, axes in zip(parts_of(set), core, strict=True)]
-            arrays += list(zip(_names(set), expanded, strict=True))
-    used = {"x", "value", "violation", *_names(set)} | ({"f"} if not policy.backbone else {"x"})
+            parts = zip(_searched(set).items(), native.CORES, strict=False)
+            arrays += [(key, t.expand(count, *t.shape[-axes:])) for (key, t), axes in parts]
+    used = {"x", "value", "violation", "A", "lower", "upper", "metric"} | ({"f"} if not policy.backbone else {"x"})
     return "\n".join(
         [
             "/* Inputs and what torch answers. Written by caffnet. */",

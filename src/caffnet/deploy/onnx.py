@@ -110,7 +110,7 @@ def _schema() -> Any:
 
 
 def _translations() -> dict[Any, Any]:
-    """How the operation of exported graphs is written in ONNX."""
+    """Translation of the operation of exported graphs into ONNX."""
     import numpy as np
     import onnx
     from onnxscript import opset18 as op

@@ -168,7 +168,7 @@ class Traced:
 
     @staticmethod
     def _needs_derivatives(layer: CAffine, x: Tensor) -> bool:
-        """Whether torch.export refuses the function of the rows for its derivatives."""
+        """Check whether torch.export refuses the function of the rows for its derivatives."""
 
         class Rows(nn.Module):
             def forward(self, states: Tensor) -> Tensor:

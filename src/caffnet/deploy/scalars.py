@@ -77,6 +77,8 @@ _TEMPLATES = {
     "expm1": "expm1#({0})",
     "log": "log#({0})",
     "log1p": "log1p#({0})",
+    "log2": "log2#({0})",
+    "exp2": "exp2#({0})",
     "sin": "sin#({0})",
     "cos": "cos#({0})",
     "tan": "tan#({0})",

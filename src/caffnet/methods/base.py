@@ -253,6 +253,6 @@ def matvec(matrix: Tensor, vector: Tensor) -> Tensor:
 
 
 def signed_violation(set: AffineSet, y: Tensor) -> Tensor:
-    r"""By how much each row is exceeded: $ReLU(A y - upper) - ReLU(lower - A y)$, ``(..., m)``."""
+    r"""The excess of each row: $ReLU(A y - upper) - ReLU(lower - A y)$, ``(..., m)``."""
     value = matvec(set.A, y)
     return torch.relu(value - set.upper) - torch.relu(set.lower - value)

@@ -65,7 +65,7 @@ class Completion:
         return torch.cat([free, dependent], -1)[..., order]
 
     def solvable(self) -> Tensor:
-        """Whether ``C_D`` has full rank, ``(...)``: its smallest singular value, for rows C of length one, is no noise.
+        """Check whether ``C_D`` has full rank, ``(...)``, by its smallest singular value for rows of length one.
 
         The determinant, which costs less, settles most cases: the other singular values multiply to less than two,
         because the squares of all sum to at most q. Alone it would not do: that of 90 healthy rows can be 1e-20. A

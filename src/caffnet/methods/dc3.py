@@ -116,7 +116,7 @@ class DC3(Method):
         if not q:
             return ()
         C = C.reshape(-1, q, n)
-        C = C[C.isfinite().all(-1).all(-1)]  # a sample that is no number has no say
+        C = C[C.isfinite().all(-1).all(-1)]  # samples with NaN do not count
         rank = int(row_rank(C).min()) if len(C) else 0
         instead = "completion=False, or METHODS['caffnet-ff']"
         if rank < q:

@@ -70,7 +70,7 @@ class HardNet(Method):
             self.register_buffer("inverse", self._inverse(self.A))
 
     def _independent(self, A: Tensor) -> Tensor:
-        """Whether the rows of each sample are of full rank, ``(...)``; refuses the others if asked to."""
+        """Check whether the rows of each sample are of full rank, ``(...)``; refuses the others if asked to."""
         if self.check:
             self.check_rank(A)
         m, n = A.shape[-2:]

@@ -205,7 +205,7 @@ def typical_size(b: np.ndarray, noise: np.ndarray) -> float:
 
 
 def irredundant(A: np.ndarray, slack: np.ndarray) -> np.ndarray:
-    """Which rows of ``{A z <= slack}``, rows of length one and the origin inside, are needed: ``(m,)``.
+    """Mask ``(m,)`` of the rows of ``{A z <= slack}`` that are needed; rows have length one, the origin is inside.
 
     Row i is not needed when it is a sum ``a_i = w A`` of others with weights ``w >= 0``, and ``w slack <= slack_i``:
     then they imply it. A linear program, ``max a_i z`` over the others, proposes which rows to sum; a row for which
@@ -228,7 +228,7 @@ def irredundant(A: np.ndarray, slack: np.ndarray) -> np.ndarray:
 
 
 def _implied(row: np.ndarray, slack: float, others: np.ndarray, their_slack: np.ndarray) -> bool:
-    """Whether ``row z <= slack`` is a sum of the others with weights >= 0, to the rounding of rows of length one."""
+    """Check whether ``row z <= slack`` is a sum of the others with weights >= 0, up to rounding."""
     from scipy.optimize import nnls
 
     if not len(others):

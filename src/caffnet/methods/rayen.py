@@ -146,7 +146,7 @@ def solutions(C: np.ndarray, d: np.ndarray, dtype: torch.dtype) -> tuple[np.ndar
 
 
 def allowance(rows: np.ndarray, right: np.ndarray, y: np.ndarray, dtype: torch.dtype) -> np.ndarray:
-    """By how much a solution of the equalities may miss a row: the rounding of the row and of y, and what was left out.
+    """The allowed error of an equality: the rounding of the row and of y, and what was left out.
 
     Directions below the rank's tolerance are left out of y; both errors count twice, for two rows that face each other.
     """

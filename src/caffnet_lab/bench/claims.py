@@ -1,4 +1,4 @@
-"""What the layer must show, as ratios within one run; each line gets a verdict from the records."""
+"""Goals of the layer, as ratios within one run; each line gets a verdict from the records."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ LAYER, BACKBONE, LITERAL, RAW = "caffnet", "backbone", "literal", "daqp"
 
 @dataclasses.dataclass(frozen=True)
 class Contestant:
-    """Someone who takes part.
+    """A participant of the benchmark.
 
     Attributes:
         name: as in the tables.

@@ -20,7 +20,7 @@ TOLERANCE = 1e-10  # the authors'
 
 
 def subsets(m: int, n: int) -> int:
-    """How many sub-constraints there are.
+    """Number of sub-constraints.
 
     >>> subsets(11, 5)
     1023
@@ -34,7 +34,7 @@ def rows_of(task: Task) -> int:
 
 
 def needed_bytes(task: Task) -> int:
-    """What the largest group of subsets takes: A_γ, its pseudo-inverse, factors of the SVD, and the candidates."""
+    """Memory of the largest group of subsets: A_γ, its pseudo-inverse, factors of the SVD, and the candidates."""
     m, n = rows_of(task), task.n
     largest = max(math.comb(m, k) * (5 * k * n + 3 * n + m) for k in range(1, min(m, n) + 1))
     return 8 * task.batch * (largest + subsets(m, n) * n)

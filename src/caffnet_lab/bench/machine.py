@@ -1,4 +1,4 @@
-"""The conditions of a run: what machine, what versions, who else was busy; and threads that do not spin."""
+"""The conditions of a run: machine, versions, load; and threads that do not spin."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def default_threads() -> int:
 
 
 def conditions(threads: int) -> dict[str, Any]:
-    """What the figures depend on, when a run with this many threads begins."""
+    """Conditions of the figures, at the start of a run with this many threads."""
     return {
         "when": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "platform": platform.platform(),

@@ -31,7 +31,7 @@ GROWS_LIKE = 3  # a contestant's time is expected to grow at least like n³: wha
 
 @dataclasses.dataclass(frozen=True)
 class Effort:
-    """How long to measure.
+    """Length of a measurement.
 
     Attributes:
         seconds: per contestant, task and direction; slow ones get `least` rounds anyway.
@@ -70,7 +70,7 @@ class Timing:
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """What was measured of one contestant on one task; None where nothing was.
+    """Measurements of one contestant on one task; None where there are none.
 
     Attributes:
         violation: the largest, measured from the data in the user's units.

@@ -1,4 +1,4 @@
-"""What a contestant hands over: calls without arguments, ready to be timed."""
+"""Results of a contestant: calls without arguments, ready to be timed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Refused(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """What a run may use.
+    """Resources of a run.
 
     Attributes:
         threads: for torch and for every rival that has threads.

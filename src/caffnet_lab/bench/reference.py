@@ -24,7 +24,7 @@ _INFINITE, _EQUALITY = 1e30, 5
 
 @dataclasses.dataclass(frozen=True)
 class Reference:
-    """What is right.
+    """The right answers.
 
     Attributes:
         y: the projections, ``(B, n)``.

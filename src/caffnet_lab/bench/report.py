@@ -14,7 +14,7 @@ from caffnet_lab.bench.contestants import BACKBONE, CONTESTANTS
 from caffnet_lab.bench.measure import Record, Timing
 from caffnet_lab.markup import code_block, markdown, markdown_row
 
-CLAIM_HEADER = ("must show", "forward", "", "forward + backward", "", "note")
+CLAIM_HEADER = ("ratio", "forward (limit)", "verdict", "forward + backward (limit)", "verdict", "note")
 NOISY = 1.3
 RECORD_HEADER = (
     *("task", "contestant", "forward ms", "/ backbone", "fwd + bwd ms", "/ backbone"),
@@ -53,7 +53,7 @@ def record_rows(facts: Sequence[dict[str, Any]], records: Sequence[Record]) -> l
 
 
 def noise(records: Sequence[Record]) -> str:
-    """How far the rounds of one measurement lay apart: a figure is as good as the machine was quiet."""
+    """Spread of the rounds of one measurement: a busy machine makes it large."""
     spreads = sorted(t.high / t.low for r in records for t in (r.forward, r.train) if t and t.rounds > 1)
     if not spreads:
         return "Nothing was timed twice."
@@ -190,8 +190,8 @@ def _sentence(conditions: dict[str, Any]) -> str:
     loads = [conditions[key][0] for key in ("load", "load_at_end") if conditions.get(key)]
     busy = f", load {' to '.join(map(str, loads))}" if loads else ""
     return (
-        f"{conditions.get('when')}, {conditions.get('processor')}, {conditions.get('cores')} cores, "
-        f"{conditions.get('threads')} threads, OMP_WAIT_POLICY={conditions.get('OMP_WAIT_POLICY')}{busy}."
+        f"Measured {conditions.get('when')} on {conditions.get('processor')}; cores: {conditions.get('cores')}, "
+        f"threads: {conditions.get('threads')}, OMP_WAIT_POLICY={conditions.get('OMP_WAIT_POLICY')}{busy}."
     )
 
 

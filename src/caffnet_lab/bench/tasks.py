@@ -26,7 +26,7 @@ GROWTH_BATCH, GROWTH_ROWS = 256, 4
 
 @dataclasses.dataclass(frozen=True)
 class Standard:
-    """The set as solvers want it: ``G y <= h`` and ``C y = d``, every row with one finite side.
+    """The set in the form of solvers: ``G y <= h`` and ``C y = d``, every row with one finite side.
 
     Attributes:
         G: ``(m, n)`` if shared by the batch, else ``(B, m, n)``.
@@ -73,7 +73,7 @@ class Task:
 
     @property
     def shared(self) -> bool:
-        """Whether all samples have the same `A`."""
+        """Check whether all samples have the same `A`."""
         return self.set.A.ndim == 2
 
     @property

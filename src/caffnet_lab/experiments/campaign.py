@@ -53,7 +53,7 @@ def run_campaign(
 
 
 class _Book:
-    """What became of each run."""
+    """Outcome of each run."""
 
     def __init__(self, on_done: OnDone | None):
         self.done: dict[RunConfig, dict[str, Any]] = {}

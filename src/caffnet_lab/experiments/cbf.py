@@ -14,6 +14,7 @@ and xᵀQ_N x at the end. The correction in the cost is the realised one, after 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
@@ -34,7 +35,6 @@ from caffnet.control import (
     limit_gradient,
     linear,
     rk4,
-    wrap_angle,
 )
 from caffnet_lab.experiments.philox import CudaStream
 from caffnet_lab.experiments.problem import Evaluation, Loss, Problem, penalty_of, violation_metrics
@@ -145,6 +145,7 @@ class DrivingProblem(Problem):
         self.test = torch.tensor([TEST_START], dtype=torch.float64)
         self.input_lower = torch.tensor(INPUT_LOWER, dtype=torch.float64)
         self.input_upper = torch.tensor(INPUT_UPPER, dtype=torch.float64)
+        self.full_turn = torch.tensor([0.0, 0.0, 2 * math.pi], dtype=torch.float64)  # of the heading
 
     def build_set(self, x: Tensor) -> AffineSet:
         """13 rows: obstacles, state box, input limits."""
@@ -225,7 +226,7 @@ class DrivingProblem(Problem):
         return torch.where(forward, rows.upper / torch.where(forward, rows.A[..., 0], 1.0), free).amin(-1)
 
     def _clearance(self, states: Tensor) -> Tensor:
-        """How far outside the obstacles the robot is, without smoothing: ``min_j max_i h_ji``; negative inside one."""
+        """Distance of the robot from the obstacles, without smoothing: ``min_j max_i h_ji``; negative inside one."""
         away = []
         for corners in obstacle_corners():
             A, b = hull_rows(corners)
@@ -256,21 +257,30 @@ class DrivingProblem(Problem):
     ) -> Loss:
         """The rollout of the module's docstring; `path` collects (state, input, nominal, next state)."""
         pid = UnicyclePID(dt=DT)
-        cost, broken, worst = x.new_zeros(()), x.new_zeros(()), x.new_zeros(())
+        sets: list[AffineSet] = []
+        taken: list[tuple[Tensor, ...]] = []
         for _ in range(steps):
             before = x = limit_gradient(x, self.adjoint) if self.adjoint else x
-            x = torch.cat([x[..., :2], wrap_angle(x[..., 2:])], -1)
+            x = x - self.full_turn * torch.floor((x.detach() + math.pi) / (2 * math.pi))
             nominal = torch.clamp(pid(x), self.input_lower, self.input_upper)
-            allowed = self.constraint(x)  # remembered: a layer asks for the same
-            u = torch.clamp(model(x, nominal), self.input_lower, self.input_upper)
-            driving = (x[..., :2].square().sum(-1, keepdim=True) > goal_radius**2).to(x.dtype)
-            # At the goal u = 0 and x = 0, where every row holds: masking the violation is the same.
-            amount, largest = penalty_of(allowed.violation(u) * driving, penalty)
-            x, u = x * driving, u * driving
-            cost = cost + STATE_WEIGHT * x[..., :2].square().sum() + (u - nominal).square().sum()
-            broken, worst = broken + amount, torch.maximum(worst, largest)
+            sets.append(self.constraint(x))  # remembered: a layer asks for the same
+            wanted = torch.clamp(model(x, nominal), self.input_lower, self.input_upper)
+            driving = (x.detach()[..., :2].square().sum(-1, keepdim=True) > goal_radius**2).to(x.dtype)
+            x, u = x * driving, wanted * driving
+            taken.append((x, u, nominal, wanted, driving))
             x = rk4(self.system, x, u, DT)
             if path is not None:
                 path.append((before, u, nominal, x))
         self._last = None
+        # All at once: summed step by step, their derivatives would be half of those of a step.
+        states, inputs, nominals, wanted, driving = (torch.stack(column) for column in zip(*taken, strict=True))
+        cost = STATE_WEIGHT * states[..., :2].square().sum() + (inputs - nominals).square().sum()
+        # At the goal u = 0 and x = 0, where every row holds: masking the violation is the same.
+        broken, worst = penalty_of(_stacked(sets).violation(wanted) * driving, penalty)
         return Loss(cost + FINAL_WEIGHT * x[..., :2].square().sum(), broken, worst)
+
+
+def _stacked(sets: list[AffineSet]) -> AffineSet:
+    """The sets of all steps as one."""
+    A, upper = (torch.stack([getattr(one, part) for one in sets]) for part in ("A", "upper"))
+    return AffineSet.from_parts(A, sets[0].lower, upper, sets[0].labels, sets[0].row_kinds)

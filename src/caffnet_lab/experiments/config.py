@@ -226,7 +226,7 @@ class Campaign:
 
     @property
     def folder(self) -> Path:
-        """Where everything goes."""
+        """Folder of all results."""
         return Path(self.out or (QUICK_FOLDER if self.quick else "results"))
 
     @property

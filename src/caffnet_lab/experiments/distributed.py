@@ -23,7 +23,7 @@ class Group:
 
     @property
     def leads(self) -> bool:
-        """Whether this process writes files and shows progress."""
+        """Check whether this process writes files and shows progress."""
         return self.rank == 0
 
     def share(self, x: Tensor) -> Tensor:
@@ -51,7 +51,7 @@ class Group:
 
 
 def started_by_torchrun() -> bool:
-    """Whether this process is one of several."""
+    """Check whether this process is one of several."""
     size = os.environ.get("WORLD_SIZE", "1")
     try:
         return int(size) > 1

@@ -32,7 +32,7 @@ def philox(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[in
 
 
 class CudaStream:
-    """What ``torch.manual_seed(seed)`` and then calls of ``torch.rand(count, dtype=float64, device="cuda")`` give.
+    """The numbers of ``torch.manual_seed(seed)`` and then ``torch.rand(count, dtype=float64, device="cuda")``.
 
     For at most 256 numbers per call, one block of threads: beyond, the GPU has a say in who makes which.
 

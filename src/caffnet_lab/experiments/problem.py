@@ -1,4 +1,4 @@
-"""What an experiment is: data, constraints, a loss and an evaluation.
+"""An experiment: data, constraints, a loss and an evaluation.
 
 The same `AffineSet` goes to the layer, to the penalty and to the metrics: what is enforced is what is measured.
 """
@@ -206,7 +206,7 @@ def summarise_violations(rows: Tensor) -> dict[str, float | int]:
 
 
 def synchronise(device: torch.device) -> None:
-    """Wait until the device has done all work, so that a clock tells the truth."""
+    """Wait until the device has done all work, so that times are right."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

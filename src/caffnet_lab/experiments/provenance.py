@@ -1,4 +1,4 @@
-"""What made a record: versions, source and machine."""
+"""Origin of a record: versions, source and machine."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ class RecordExists(RecordError):
 
 
 def record_path(out: Path, name: str) -> Path:
-    """Where the record of a run is."""
+    """Path of the record of a run."""
     return out / "records" / f"{name}.json"
 
 
@@ -342,7 +342,7 @@ def thin(epochs: int, best: int = 0) -> list[int]:
 
 
 def all_finite(value: Any) -> bool:
-    """Whether all numbers in lists and dictionaries are finite and of a size that a record may have.
+    """Check whether all numbers in lists and dictionaries are finite and of a size that a record may have.
 
     >>> all_finite({"a": [1.0, None], "b": True}), all_finite({"a": {"b": float("inf")}})
     (True, False)

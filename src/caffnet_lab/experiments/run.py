@@ -65,7 +65,7 @@ def build_problem(config: RunConfig) -> Problem:
 
 
 def checkpoint_path(out: Path, config: RunConfig) -> Path:
-    """Where the weights of a run are; a post-hoc projection shares those of the soft network."""
+    """Path of the weights of a run; a post-hoc projection shares those of the soft network."""
     return out / "checkpoints" / f"{config.trained.name}.safetensors"
 
 
@@ -161,7 +161,7 @@ def _freeze_soft_backbone(
 
 
 def _evaluate(config: RunConfig, problem: Problem, model: nn.Module) -> dict[str, Any]:
-    """The metrics of a trained model, and of its variants that the tables speak of."""
+    """The metrics of a trained model, and of its variants in the tables."""
     found = problem.evaluate(model)
     metrics = dict(found.metrics)
     metrics["test_ms"] = time_forward(problem.forward_for_timing(model), problem.test.device)

@@ -41,7 +41,7 @@ class Many:
         return {0: "a list", 1: "a list that is not empty"}.get(self.least, f"a list of at least {self.least}")
 
     def accepts(self, value: Any) -> bool:
-        """Whether the value is a list of the right length; its values are looked at elsewhere."""
+        """Check whether the value is a list of the right length; its values are looked at elsewhere."""
         if not isinstance(value, list):
             return False
         return len(value) == self.length if self.length is not None else len(value) >= self.least
@@ -51,7 +51,7 @@ Part: TypeAlias = "Kind | Many | dict[str, Any]"
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is a number that can be averaged and drawn.
+    """Check whether a value is a number that can be averaged and drawn.
 
     >>> [is_number(value) for value in (1, -2.5, True, "1", None, 1e200, 10**400, float("nan"))]
     [True, True, False, False, False, False, False, False]
@@ -62,12 +62,12 @@ def is_number(value: Any) -> bool:
 
 
 def is_text(value: Any) -> bool:
-    """Whether a value is one line of text: no control characters, not endless."""
+    """Check whether a value is one line of text: no control characters, not endless."""
     return isinstance(value, str) and value.isprintable() and len(value) <= LONGEST
 
 
 def is_word(value: Any) -> bool:
-    """Whether a value is a text of letters, digits, dots, plus and minus signs and underscores.
+    """Check whether a value is a text of letters, digits, dots, plus and minus signs and underscores.
 
     >>> is_word("caffnet-ff"), is_word("1e-3"), is_word("a b"), is_word("$(x)"), is_word("")
     (True, True, False, False, False)

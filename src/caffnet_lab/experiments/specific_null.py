@@ -27,7 +27,7 @@ class SpecificNull(nn.Module):
     Args:
         backbone: a module ``x -> f``, ``(B, n)``.
         constraint: a function ``x -> AffineSet`` whose `A` is always the same, with upper bounds and equalities only.
-        example: the set at some input, which tells `A` and the equalities.
+        example: the set at some input, from which `A` and the equalities are read.
         head: makes the network of the vectors, ``x -> (B, choices · n)``, from the number of its outputs. Its last
             linear map is set to zero: training starts from the Euclidean projection.
     """
@@ -97,5 +97,5 @@ class SpecificNull(nn.Module):
         return torch.where(inside, f, points.gather(1, best).squeeze(1))
 
     def extra_repr(self) -> str:
-        """How many choices there are."""
+        """Number of choices."""
         return f"choices={len(self.choices)}"

@@ -58,7 +58,7 @@ def time_methods(
         methods: all of the paper's if None, and the layer by plain enumeration where that is possible (opt).
         rounds: epochs, and tests, of each method that are timed.
         device: where to run.
-        on_step: told what is timed now.
+        on_step: called with the name of what is timed.
     """
     if task not in TASKS:
         raise ConfigError(f"task must be one of {', '.join(TASKS)}, got {task!r}.")

@@ -49,7 +49,7 @@ class Tick:
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """What training leaves behind, besides the weights in the model.
+    """Results of training, besides the weights in the model.
 
     Attributes:
         history: cost, penalty and largest violation of every epoch, ``(epochs, 3)``; shorter if the weights were lost.
@@ -208,7 +208,7 @@ class _Run:
 
     @property
     def lost(self) -> bool:
-        """Whether the weights contain NaN or infinity, from which training cannot recover."""
+        """Check whether the weights contain NaN or infinity, from which training cannot recover."""
         return not all(bool(weight.isfinite().all()) for weight in self.model.parameters())
 
     def _diverged(self) -> DivergedError:

@@ -148,7 +148,7 @@ def figure_2() -> Any:
 
 
 def figure_3() -> Any:
-    """Where the null-space vector w takes the output: along an edge, or to a vertex.
+    """Output by the null-space vector w: along an edge, or at a vertex.
 
     Hollow circles are candidates ``P_γ`` that leave the set: the nearest feasible one is then the vertex.
     """

@@ -16,6 +16,10 @@ from caffnet_lab.methods_table.families import FAMILIES
 from caffnet_lab.methods_table.table import PAPER, Cell, Table
 
 TITLE = "Methods that constrain the output of a network, measured"
+INTRODUCTION = (
+    "Every method of the paper's Table 1 on random constraints of each kind: does the output satisfy them, does "
+    "training lower the loss, and how long does a sample take? The conditions of the measurement are at the end."
+)
 
 
 def write(table: Table, folder: Path) -> list[Path]:
@@ -91,7 +95,7 @@ def rows_of_paper(table: Table) -> tuple[list[str], list[list[str]]]:
             [
                 METHODS[name].title,
                 *PAPER[name],
-                METHODS[name].guarantee.value,
+                METHODS[name].guarantee.value.replace("_", " "),
                 f"{sum(cell.holds for cell in cells)} of {len(cells)}",
                 worst,
                 f"{sum(bool(cell.learns) for cell in trained)} of {len(trained)}" if trained else "-",
@@ -152,12 +156,13 @@ SECTIONS = (
 
 def to_markdown(table: Table) -> str:
     """All parts as Markdown tables."""
-    parts = [f"# {TITLE}\n\n{markdown(_conditions(table))}\n"]
+    parts = [f"# {TITLE}\n\n{INTRODUCTION}\n"]
     for title, build, note in SECTIONS:
         header, rows = build(table)
         lines = [header, ["---"] * len(header), *rows]
         body = "\n".join(markdown_row([markdown(entry) for entry in line]) for line in lines)
         parts.append(f"## {title}\n\n{note + chr(10) * 2 if note else ''}{body}\n")
+    parts.append(f"## Conditions\n\n{markdown(_conditions(table))}\n")
     return "\n".join(parts)
 
 
@@ -177,7 +182,7 @@ th { font-weight: 600; } tbody th { white-space: nowrap; position: sticky; left:
 def to_html(table: Table) -> str:
     """One self-contained page; a refused cell shows its message under the pointer."""
     messages = {(METHODS[c.method].title, FAMILIES[c.family].title): c.message for c in table.cells if c.message}
-    parts = [f"<h1>{html.escape(TITLE)}</h1><p>{html.escape(_conditions(table))}</p>"]
+    parts = [f"<h1>{html.escape(TITLE)}</h1><p>{html.escape(INTRODUCTION)}</p>"]
     for title, build, note in SECTIONS:
         header, rows = build(table)
         head = "".join(f"<th>{html.escape(entry)}</th>" for entry in header)
@@ -187,6 +192,7 @@ def to_html(table: Table) -> str:
             f"<h2>{html.escape(title)}</h2>{note}"
             f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
         )
+    parts.append(f"<h2>Conditions</h2><p>{html.escape(_conditions(table))}</p>")
     meta = '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
     head = f"{meta}<title>{html.escape(TITLE)}</title><style>{STYLE}</style>"
     return f'<!doctype html><html lang="en"><head>{head}</head><body>{"".join(parts)}</body></html>'

@@ -1,6 +1,7 @@
 """Barrier functions: the state is safe where every ``h(x) >= 0``.
 
 base      `Barrier`, any function as one, several as one, and time
+unions    smooth unions of half-spaces, several at once
 shapes    polytopes, boxes, circles, with their derivatives written out
 combine   smooth unions and intersections
 moving    shapes that move with time

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from caffnet._solve.tracing import is_exporting
+from caffnet.control.barriers.unions import Sides, Unions, join
 from caffnet.errors import ConstraintError
 
 
@@ -103,6 +104,10 @@ class Barrier:
             )
         return torch.func.jvp(lambda x: self.evaluate_along(x, v)[2], (x,), (w,))[1]
 
+    def sides(self, n_x: int) -> Sides | None:
+        """The half-spaces whose smooth unions the functions are, of states of this size; None if they are no such."""
+        return None
+
     def lowered(self, margin: float) -> Barrier:
         """The barrier ``h - margin``: it keeps a distance. With a higher order, it is the h at its bottom."""
         return Lowered(self, margin)
@@ -148,13 +153,20 @@ class Stack(Barrier):
         self.parts = tuple(in_time(part) for part in parts) if self.moving else parts
         names = [part.names for part in parts]
         self.names = None if None in names else tuple(name for some in names for name in some or ())
+        self._unions = Unions(self.sides)
 
     def __call__(self, x: Tensor) -> Tensor:
         """``(..., k_1 + k_2 + ...)``."""
+        together = self._unions.at(x)
+        if together is not None:
+            return together.blend(x)[0]
         return torch.cat([part(x) for part in self.parts], -1)
 
     def evaluate(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The values and gradients of the parts."""
+        together = self._unions.at(x)
+        if together is not None:
+            return together.evaluate(x)
         values, gradients = zip(*(part.evaluate(x) for part in self.parts), strict=True)
         return torch.cat(values, -1), torch.cat(gradients, -2)
 
@@ -166,6 +178,10 @@ class Stack(Barrier):
     def third(self, x: Tensor, v: Tensor, w: Tensor) -> Tensor:
         """Those of the parts."""
         return torch.cat([part.third(x, v, w) for part in self.parts], -2)
+
+    def sides(self, n_x: int) -> Sides | None:
+        """Those of the parts, where they can be evaluated together."""
+        return join([part.sides(n_x) for part in self.parts])
 
     def lowered(self, margin: float) -> Barrier:
         """Every part keeps the distance."""

@@ -1,7 +1,7 @@
 """Several barriers as one smooth function: all of them, or any of them.
 
 Of the intersection: ``h = -ln(Σ_i exp(-κ h_i)) / κ  <=  min_i h_i``, with ``∇h = Σ_i λ_i ∇h_i``,
-``λ = softmax(-κ h_i)``. The union is that of `shapes`.
+``λ = softmax(-κ h_i)``. The union is that of `unions`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from caffnet.control.barriers.base import Barrier, Stack
-from caffnet.control.barriers.shapes import check_sharpness, log_sum_exp, weights_along, weights_along_both
+from caffnet.control.barriers.shapes import check_sharpness
+from caffnet.control.barriers.unions import log_sum_exp, weights_along, weights_along_both
 
 
 class Intersection(Barrier):

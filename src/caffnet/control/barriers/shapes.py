@@ -1,13 +1,4 @@
-"""Shapes with their derivatives written out: stay inside a polytope or a box, stay outside circles and polytopes.
-
-**Smooth union.** Being outside a polytope means being beyond *one* of its sides: ``max_i h_i >= 0``. With
-
-    h = (ln Σ_i exp(κ h_i) - ln m) / κ          one has    max_i h_i - ln(m)/κ  <=  h  <=  max_i h_i,
-
-so ``h >= 0`` is sufficient, and  ``∇h = Σ_i λ_i ∇h_i`` with ``λ = softmax(κ h_i)``: weights that sum to one. (Weights
-``exp(κ (h_i - h))`` with the buffered h would sum to m and overstate the gradient m times.) Along v the weights change
-by ``κ λ_i (ṡ_i - Σ_j λ_j ṡ_j)`` with ``ṡ_i = ∇h_i v``.
-"""
+"""Shapes with their derivatives written out: stay inside a polytope or a box, stay outside circles and polytopes."""
 
 from __future__ import annotations
 
@@ -19,6 +10,7 @@ from torch import Tensor
 
 from caffnet.constraints import ArrayLike
 from caffnet.control.barriers.base import Barrier, labels
+from caffnet.control.barriers.unions import Constants, Sides, Unions, weights_along_both
 from caffnet.errors import ConstraintError
 
 
@@ -44,11 +36,14 @@ class InsidePolytope(Barrier):
         """``b - A x``, ``(..., k)``."""
         if x.shape[-1] != self.A.shape[1]:
             raise ConstraintError(f"x must have shape (..., {self.A.shape[1]}), got {tuple(x.shape)}.")
-        return torch.nn.functional.linear(x, _like(self._slopes, x), _like(self.b, x))
+        slopes, b = _like(self._slopes, x), _like(self.b, x)
+        # Of one state, in one operation.
+        return torch.addmv(b, slopes, x) if x.ndim == 1 else torch.nn.functional.linear(x, slopes, b)
 
     def evaluate(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """``b - A x`` and ``-A``."""
-        return self(x), _like(self._slopes, x).expand(*x.shape[:-1], *self.A.shape)
+        slopes = _like(self._slopes, x)
+        return self(x), slopes if x.ndim == 1 else slopes.expand(*x.shape[:-1], *slopes.shape)
 
     def evaluate_along(self, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """As `evaluate`: nothing bends."""
@@ -58,6 +53,10 @@ class InsidePolytope(Barrier):
     def third(self, x: Tensor, v: Tensor, w: Tensor) -> Tensor:
         """Zero."""
         return x.new_zeros(*x.shape[:-1], *self.A.shape)
+
+    def sides(self, n_x: int) -> Sides | None:
+        """One each."""
+        return Sides(self._slopes.unsqueeze(1), -self.b.unsqueeze(1), None) if n_x == self.A.shape[1] else None
 
 
 class InsideBox(InsidePolytope):
@@ -190,68 +189,39 @@ class OutsidePolytopes(Barrier):
         sides = max(len(b) for _, b in pairs)
         self.A = torch.stack([torch.cat([A, A.new_zeros(sides - len(A), A.shape[1])]) for A, _ in pairs])
         self.b = torch.stack([torch.cat([b, b.new_full((sides - len(b),), math.inf)]) for _, b in pairs])
-        # κ (A_j p - b_j) at once: positive beyond a side, -inf where there is no side.
-        self._rows, self._shifts = self.sharpness * self.A.flatten(0, 1), -self.sharpness * self.b.flatten()
-        self.buffer = torch.tensor([math.log(len(b)) for _, b in pairs], dtype=torch.float64) / self.sharpness
         self.names = tuple(f"obstacle {j}" for j in range(len(pairs)))
+        self._unions = Unions(self.sides)
 
     def __call__(self, x: Tensor) -> Tensor:
         """The smooth unions, ``(..., k)``."""
-        return self._blend(x)[0]
+        return self._at(x).blend(x)[0]
 
     def evaluate(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The smooth unions, and ``Σ_i softmax(κ h_i) a_i`` in the columns of the position."""
-        value, weight = self._blend(x)
-        return value, self._mix(weight, x)
+        return self._at(x).evaluate(x)
 
     def evaluate_along(self, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """As `evaluate`, and the sides mixed with the change of their weights."""
-        value, weight = self._blend(x)
-        return value, self._mix(weight, x), self._mix(weights_along(weight, self._rates(v), self.sharpness), x)
+        here = self._at(x)
+        value, weight = here.blend(x)
+        return value, here.mix(weight), here.mix(here.along(weight, here.rates(v.unsqueeze(-2))))
 
     def third(self, x: Tensor, v: Tensor, w: Tensor) -> Tensor:
         """The sides, mixed with the second change of their weights."""
-        _, weight = self._blend(x)
-        first, second = self._rates(v), self._rates(w)
-        return self._mix(weights_along_both(weight, first, second, 0 * first, self.sharpness), x)
+        here = self._at(x)
+        _, weight = here.blend(x)
+        first, second = here.rates(v.unsqueeze(-2)), here.rates(w.unsqueeze(-2))
+        return here.mix(weights_along_both(weight, first, second, torch.zeros_like(first), self.sharpness, -2))
 
-    def _rates(self, v: Tensor) -> Tensor:
-        """How fast the sides are crossed along v, ``(..., k, sides)``."""
-        return (_like(self.A, v) @ _located(v, self.position)[..., None, :, None]).squeeze(-1)
+    def sides(self, n_x: int) -> Sides:
+        """Those of the polytopes."""
+        check_entries(n_x, self.position)
+        return Sides(spread(self.A, self.position, n_x), self.b, self.sharpness)
 
-    def _blend(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The smooth unions ``(..., k)`` and the weights of the sides ``(..., k, sides)``."""
-        p = _located(x, self.position)
-        flat = torch.nn.functional.linear(p, _like(self._rows, x), _like(self._shifts, x))
-        scaled = flat.unflatten(-1, self.b.shape)
-        total, weight = log_sum_exp(scaled)
-        return total / self.sharpness - _like(self.buffer, x), weight
-
-    def _mix(self, weight: Tensor, x: Tensor) -> Tensor:
-        """``Σ_i weight_i a_i`` as gradients over the state, ``(..., k, n_x)``."""
-        mixed = (weight.unsqueeze(-2) @ _like(self.A, x)).squeeze(-2)
-        return spread(mixed, self.position, x.shape[-1])
-
-
-def log_sum_exp(scaled: Tensor) -> tuple[Tensor, Tensor]:
-    """``ln Σ_i exp(s_i)``, ``(...)``, and its weights, the softmax, ``(..., m)``: in one, of plain operations."""
-    top = scaled.amax(-1, keepdim=True)
-    share = torch.exp(scaled - top)
-    total = share.sum(-1, keepdim=True)
-    return (top + total.log()).squeeze(-1), share / total
-
-
-def weights_along(weight: Tensor, rate: Tensor, sharpness: float) -> Tensor:
-    """The change of ``softmax(κ s)`` where s changes at `rate`: ``κ λ (ṡ - Σ λ ṡ)``."""
-    return sharpness * weight * (rate - (weight * rate).sum(-1, keepdim=True))
-
-
-def weights_along_both(weight: Tensor, first: Tensor, second: Tensor, mixed: Tensor, sharpness: float) -> Tensor:
-    """The change of `weights_along` by the rate `first` along a second direction, where `first` changes by `mixed`."""
-    moved = weights_along(weight, second, sharpness)
-    centred = first - (weight * first).sum(-1, keepdim=True)
-    shift = mixed - (moved * first + weight * mixed).sum(-1, keepdim=True)
-    return sharpness * (moved * centred + weight * shift)
+    def _at(self, x: Tensor) -> Constants:
+        here = self._unions.at(x)
+        assert here is not None
+        return here
 
 
 def spread(columns: Tensor, position: tuple[int, ...], n_x: int) -> Tensor:
@@ -277,10 +247,15 @@ def check_position(given: Sequence[int]) -> tuple[int, ...]:
     return position
 
 
+def check_entries(n_x: int, position: tuple[int, ...]) -> None:
+    """Refuse states that have no such position."""
+    if n_x <= max(position):
+        raise ConstraintError(f"x must have the entries {position}, its position, got {n_x} entries.")
+
+
 def _located(x: Tensor, position: tuple[int, ...]) -> Tensor:
     """The position in states ``(..., n_x)``, ``(..., d)``."""
-    if x.shape[-1] <= max(position):
-        raise ConstraintError(f"x must have the entries {position}, its position, got {x.shape[-1]} entries.")
+    check_entries(x.shape[-1], position)
     first = position[0]
     if position == tuple(range(first, first + len(position))):  # a view, not a copy
         return x[..., first : first + len(position)]

@@ -48,8 +48,12 @@ class ControlAffine:
     def velocity(self, x: Tensor, u: Tensor) -> Tensor:
         """``dx/dt`` at x ``(..., n_x)`` under u ``(..., n_u)``."""
         self._check(x, u)
-        moved = (self._actuated(x) @ u.to(x).unsqueeze(-1)).squeeze(-1)
+        moved = times(self._actuated(x), u.to(x))
         return moved if self.drift is None else moved + self.drift_at(x)
+
+    def held(self, x: Tensor, u: Tensor, dt: float) -> Tensor | None:
+        """`rk4` of this system in closed form, ``(..., n_x)``; None if it has none."""
+        return None
 
     def drift_at(self, x: Tensor) -> Tensor:
         """``f(x)``, ``(..., n_x)``; zero without drift."""
@@ -62,7 +66,7 @@ class ControlAffine:
 
     def along_drift(self, gradient: Tensor, x: Tensor) -> Tensor | None:
         r"""$L_f h = \nabla h \cdot f$, ``(..., k)``, from gradients ``(..., k, n_x)``; None without drift."""
-        return None if self.drift is None else (gradient @ self.drift_at(x).unsqueeze(-1)).squeeze(-1)
+        return None if self.drift is None else times(gradient, self.drift_at(x))
 
     def along_input(self, gradient: Tensor, x: Tensor) -> Tensor:
         r"""$L_g h = \nabla h \, g$, ``(..., k, n_u)``, from gradients ``(..., k, n_x)``."""
@@ -82,7 +86,7 @@ class ControlAffine:
     def push(self, x: Tensor, w: Tensor) -> Tensor:
         r"""$\partial f / \partial x \, w$, ``(..., n_x)``: how the drift changes along w."""
         if self.drift_jacobian is not None:
-            return (self.drift_jacobian(x).to(x) @ w.unsqueeze(-1)).squeeze(-1)
+            return times(self.drift_jacobian(x).to(x), w)
         return torch.func.jvp(self.drift_at, (x,), (w,))[1]
 
     def bend(self, gradient: Tensor, x: Tensor, w: Tensor) -> Tensor:
@@ -109,6 +113,11 @@ class ControlAffine:
     def _check(self, x: Tensor, u: Tensor) -> None:
         check_states("x", x, self.n_x)
         check_vectors("u", u, self.n_u)
+
+
+def times(matrix: Tensor, vector: Tensor) -> Tensor:
+    """Products ``(..., k)`` of matrices ``(..., k, n)`` and vectors ``(..., n)``; of one vector in one operation."""
+    return matrix @ vector if vector.ndim == 1 else (matrix @ vector.unsqueeze(-1)).squeeze(-1)
 
 
 def check_states(name: str, value: Tensor, size: int) -> None:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from caffnet.control.fused import fused
 from caffnet.control.systems.base import ControlAffine, check_positive
+
+#: Simpson's rule for a step of length 1: times and weights.
+_SIMPSON = torch.tensor([[0.0, 0.5, 1.0], [1 / 6, 4 / 6, 1 / 6]], dtype=torch.float64)
 
 
 class Unicycle(ControlAffine):
@@ -36,8 +41,50 @@ class Unicycle(ControlAffine):
 
     def along_input(self, gradient: Tensor, x: Tensor) -> Tensor:
         """``(∂h/∂p_x cos θ + ∂h/∂p_y sin θ, ∂h/∂θ)``, ``(..., k, 2)``."""
-        heading, (along, across, turn) = x[..., 2:3], gradient.unbind(-1)
-        return torch.stack([torch.addcmul(along * torch.cos(heading), across, torch.sin(heading)), turn], -1)
+        return fused(_project, _project_back, gradient, x)[0]
+
+    def held(self, x: Tensor, u: Tensor, dt: float) -> Tensor | None:
+        """The classical Runge-Kutta step: Simpson's rule, as the heading grows evenly and no velocity depends on p."""
+        if type(self).velocity is not Unicycle.velocity:
+            return None
+        self._check(x, u)
+        rule = (dt * _SIMPSON.to(x)).unbind()
+        return fused(partial(_drive, rule=rule), partial(_drive_back, rule=rule), x, u.to(x))[0]
+
+
+def _project(gradient: Tensor, x: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """``∇h g``, ``(..., k, 2)``."""
+    heading, (along, across, turn) = x[..., 2:3], gradient.unbind(-1)
+    cos, sin = torch.cos(heading), torch.sin(heading)
+    return (torch.stack([torch.addcmul(along * cos, across, sin), turn], -1),), (cos, sin, along, across)
+
+
+def _project_back(kept: tuple[Tensor, ...], g: Tensor) -> tuple[Tensor, Tensor]:
+    cos, sin, along, across = kept
+    ahead, turn = g.unbind(-1)
+    bent = (ahead * (across * cos - along * sin)).sum(-1, keepdim=True)
+    by_x = bent.new_zeros(*bent.shape[:-1], 3)
+    by_x[..., 2:] = bent
+    return torch.stack([ahead * cos, ahead * sin, turn], -1), by_x
+
+
+def _drive(x: Tensor, u: Tensor, rule: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """The state after a step in which the headings at the times ``rule[0]`` count by the weights ``rule[1]``."""
+    times, weights = rule
+    speed, turn = u[..., :1], u[..., 1:]
+    headings = torch.addcmul(x[..., 2:], turn, times)
+    cos, sin = torch.cos(headings), torch.sin(headings)
+    way = torch.stack([cos @ weights, sin @ weights], -1)
+    return (x + torch.cat([speed * way, turn * times[2]], -1),), (cos, sin, way, speed)
+
+
+def _drive_back(kept: tuple[Tensor, ...], g: Tensor, rule: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+    (cos, sin, way, speed), (times, weights) = kept, rule
+    place, turned = g[..., :2], g[..., 2:]
+    bent = weights * speed * (place[..., 1:] * cos - place[..., :1] * sin)  # by each of the headings
+    by_x = torch.cat([place, turned + bent.sum(-1, keepdim=True)], -1)
+    faster = (place * way).sum(-1, keepdim=True)
+    return by_x, torch.cat([faster, torch.addcmul((bent @ times).unsqueeze(-1), turned, times[2])], -1)
 
 
 class Bicycle(ControlAffine):
@@ -86,4 +133,4 @@ def wrap_angle(angle: Tensor) -> Tensor:
     >>> wrap_angle(torch.tensor([3.5, -4.0]))
     tensor([-2.7832,  2.2832])
     """
-    return angle - 2 * math.pi * torch.floor((angle + math.pi) / (2 * math.pi))
+    return angle - 2 * math.pi * torch.floor((angle.detach() + math.pi) / (2 * math.pi))

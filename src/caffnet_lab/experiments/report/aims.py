@@ -69,7 +69,7 @@ def _near_ipopt(limit: float) -> Callable[[Evidence], Verdict]:
 
 
 def _ratio(kind: str, over: str, under: str, wanted: Callable[[float], bool]) -> Callable[[Evidence], Verdict]:
-    """How many times longer one method takes than another; open while the rounds disagree."""
+    """Ratio of the times of two methods; open while the rounds disagree."""
 
     def check(seen: Evidence) -> Verdict:
         whole = seen.time(over, kind) / seen.time(under, kind)

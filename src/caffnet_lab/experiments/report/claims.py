@@ -1,6 +1,6 @@
-"""What the paper says about its experiments, and whether the records agree.
+"""The paper's claims about its experiments, judged by the records.
 
-A claim names the methods that it speaks of, and is a function from their runs to a verdict: whether it holds, and the
+A claim names its methods, and is a function from their runs to a verdict: whether it holds, and the
 figures that decide it. Methods are compared on the seeds that all of them have, and only under the same settings; a
 claim is open while runs are missing. Where the paper measured networks with dropout still on, so do we here.
 """
@@ -26,7 +26,7 @@ ARRIVED_NEAR = 0.5  # metres from the goal that still count as its vicinity
 
 
 class Missing(Exception):
-    """What a claim speaks of is not among the records."""
+    """The records lack a method that a claim is about."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,12 +75,12 @@ class Evidence:
 
     @property
     def complete(self) -> bool:
-        """Whether no seed of the paper and no epoch of the protocol is missing."""
+        """Check whether no seed of the paper and no epoch of the protocol is missing."""
         return all(group.complete for group in self.groups.values())
 
     @property
     def remark(self) -> str:
-        """Which runs these are, where they are not the protocol's own on the paper's seeds."""
+        """Description of the runs, where they are not the protocol's own on the paper's seeds."""
         if not self.groups:
             return ""
         group = next(iter(self.groups.values()))
@@ -146,7 +146,7 @@ class Evidence:
         return found
 
     def time_ratios(self, over: str, under: str, kind: str) -> list[float]:
-        """How many times longer one method took than another, round by round; none if the rounds were not kept."""
+        """Ratio of the times of two methods, round by round; none if the rounds were not kept."""
         rounds = [self.times.get(method, {}).get(f"{kind}_rounds") for method in (over, under)]
         return [longer / shorter for longer, shorter in zip(*rounds, strict=True)] if all(rounds) else []
 
@@ -266,7 +266,7 @@ def _far_from_goal(seen: Evidence) -> Verdict:
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """What the paper says, the methods whose runs decide it, and how."""
+    """A claim of the paper, the methods whose runs decide it, and how."""
 
     text: str
     methods: tuple[str, ...]
@@ -319,7 +319,7 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
 
 
 def claims_table(groups: list[Group], timings: Sequence[dict[str, Any]], task: str) -> Table | None:
-    """What the paper says."""
+    """Claims of the paper."""
     return judge(groups, timings, task, CLAIMS[task], "claims", "Claims of the paper", "The paper says", dropout=True)
 
 

@@ -304,7 +304,7 @@ def repaired(groups: list[Group], best: dict[int, float]) -> Figure | None:
 
 
 def _gaps(group: Group, best: dict[int, float]) -> dict[int, float]:
-    """How far a method's objective is above IPOPT's, by seed."""
+    """Gap between a method's objective and IPOPT's, by seed."""
     found = zip(group.seeds, group.values("objective"), strict=True)
     return {seed: value - best[seed] for seed, value in found if seed in best}
 
@@ -393,7 +393,7 @@ def _drawn_record(group: Group, shown: list[Group]) -> dict[str, Any]:
 
 
 def _outcome(group: Group) -> str:
-    """How many seeds collide and how many arrive."""
+    """Numbers of seeds that collide and that arrive."""
     runs = len(group.records)
     hits, arrived = (int(sum(group.values(key))) for key in ("collided", "arrived"))
     return f"collides {hits}/{runs}, arrives {arrived}/{runs}" if hits else f"safe, arrives {arrived}/{runs}"
@@ -407,7 +407,7 @@ def _shared_legend(figure: Figure, ax: Axes, coloured: str, place: Any) -> None:
 
 
 def _settings(groups: list[Group]) -> str:
-    """What differs from the protocol, for the caption."""
+    """Differences from the protocol, for the caption."""
     changed = {TITLES[group.method]: group.changes for group in groups if group.changes}
     if len(set(changed.values())) == 1:
         return f" Not the protocol's: {next(iter(changed.values()))}."

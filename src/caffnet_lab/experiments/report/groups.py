@@ -87,7 +87,7 @@ class Group:
 
     @property
     def departs(self) -> bool:
-        """Whether a setting other than the number of epochs differs from the protocol's."""
+        """Check whether a setting other than the number of epochs differs from the protocol's."""
         return any(not change.startswith("epochs=") for change in self.changes.split(", ") if change)
 
     @property
@@ -97,7 +97,7 @@ class Group:
 
     @property
     def complete(self) -> bool:
-        """Whether all seeds of the paper are there, with all epochs of the protocol."""
+        """Check whether all seeds of the paper are there, with all epochs of the protocol."""
         whole = resolve(self.task, self.method, self.seeds[0], self.protocol).epochs
         return set(self.seeds) >= set(SEEDS[self.task]) and (self.method in UNTRAINED or self.epochs >= whole)
 
@@ -116,7 +116,7 @@ def _look_up(record: dict[str, Any], column: str) -> float | None:
 
 
 def group_records(records: Iterable[dict[str, Any]]) -> list[Group]:
-    """By task, protocol and the paper's order of rows; of a method the settings nearest to the protocol's first."""
+    """Sort by task, protocol and the paper's order of rows; settings nearest to the protocol's come first."""
     found: dict[tuple[str, str, str, str], dict[int, dict[str, Any]]] = {}
     for record in sorted(records, key=lambda record: record["finished"]):
         config = record["config"]
@@ -186,7 +186,7 @@ def commands(groups: Iterable[Group]) -> tuple[str, ...]:
 
 
 def sources(records: Iterable[dict[str, Any]]) -> list[str]:
-    """Where runs, or times, were made: machines, software, commits."""
+    """Origin of runs, or times: machines, software, commits."""
     machines: set[str] = set()
     software: set[str] = set()
     commits: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""What the null-space vector w is good for: the same runs without it, from zero, from a random start, and alone."""
+"""The effect of the null-space vector w: the same runs without it, from zero, from a random start, and alone."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ OF_W = ("null_rate", "hidden", "feedforward")
 NOTE = (
     "Lower is better. opt: the largest distance of the mean objective to IPOPT's over the seeds; pwc: the mean MSE; "
     "cbf: the largest cost; with the number of seeds, and in square brackets how the sizes of the networks and the "
-    "rate of w differ from the protocol's. “A w for every choice of rows” is the paper's remark, by enumeration and "
-    "with the exact gradient. In the last two columns f is a soft network, trained and then frozen: projected as it "
-    "is, or with w trained alone (`caffnet run opt --protocol ours --method repair`). The yardsticks: the mean of the "
-    "figure that methods are compared by (gap in percent, error, cost), with the tangent gradient; whether a "
-    "difference is one stands in their tables."
+    "rate of w differ from the protocol's. “A w for every choice of rows” follows a remark of the paper, by "
+    "enumeration and with the exact gradient. In the last two columns f is a soft network, trained and then frozen: "
+    "projected as it is, or with w trained alone (`caffnet run opt --protocol ours --method repair`). Rows of the "
+    "yardsticks: the mean of the main figure of the task (gap in percent, error, cost), with the tangent gradient; "
+    "the tables seed by seed say whether a difference is significant."
 )
 
 
@@ -61,19 +61,19 @@ def _paper_rows(groups: list[Group]) -> list[tuple[Cell, ...]]:
 
 
 def _start(group: Group) -> str:
-    """How w starts."""
+    """Start of w."""
     return group.records[0]["config"]["null_start"]
 
 
 def _split(group: Group) -> tuple[str, str]:
-    """What differs from the protocol: the settings that go with w, without its start, and all others."""
+    """Differences from the protocol: the settings that go with w, without its start, and all others."""
     changes = [change for change in group.changes.split(", ") if change and not change.startswith("null_start=")]
     of_w = [change for change in changes if change.partition("=")[0] in OF_W]
     return ", ".join(of_w), ", ".join(change for change in changes if change not in of_w)
 
 
 def _figure(group: Group | None, best: dict[int, float]) -> Cell:
-    """What a group is compared by, over its seeds."""
+    """Figure by which a group is compared, over its seeds."""
     if group is None:
         return EMPTY
     if group.task == "opt":

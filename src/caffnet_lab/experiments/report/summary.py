@@ -39,7 +39,7 @@ def summary_table(groups: list[Group]) -> Table | None:
 
 
 def _variant(group: Group) -> str:
-    """Where the networks of a group have dropout, the figures with dropout on."""
+    """Figures with dropout on, for groups whose networks have dropout."""
     return "dropout_on." if group.values("dropout_on.inequality.max") else ""
 
 

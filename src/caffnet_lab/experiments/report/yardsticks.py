@@ -30,21 +30,21 @@ NAMES = {
     "forecast-wiki2": "Coherent forecasts: Wikipedia views",
 }
 INTRODUCTION = (
-    "Public tasks that hard-constrained networks are compared on, written by `caffnet report` from the records; rows "
-    "in italics are other people's numbers, from their papers and machines. All methods here have the same network "
-    "(three hidden layers), the same data and the same number of epochs; only CAffNet with w has a second network. "
-    "Settings were chosen with seed 0 on the validation inputs.",
+    "Public benchmarks for networks with hard constraints. `caffnet report` writes this page from the records. Rows in "
+    "italics are published numbers, from other machines. All methods have the same network (three hidden layers), the "
+    "same data and the same number of epochs; only CAffNet with w has a second network. Settings were chosen with seed "
+    "0 on the validation inputs.",
     "",
-    "**What needs no learning.** A convex program is one projection in the metric of its objective, a linear program "
-    "one projection of a point far away, and a non-convex one a few dozen projections of gradient steps: the layer "
-    "alone solves all of these tasks, and a trained network is a faster way to nearly the same answer. Rows called “no "
-    "learning” stand in every table.",
+    "**Without learning.** The layer alone solves all of these tasks: a convex program is one projection in the metric "
+    "of its objective, a linear program one projection of a point far away, and a non-convex one a few dozen "
+    "projections of gradient steps. A trained network is a faster way to nearly the same answer. Every table has rows "
+    "called “no learning”.",
     "",
     "- **dc3-simple, dc3-nonconvex, hardnet-opt, snarenet-noncvx**: `min ½ y'Qy + p'y` or `p'sin(y)` with 100 "
     "variables, 50 equalities whose right-hand side is the input, 50 inequalities.",
     "- **dcopf**: the cheapest dispatch of PGLib's grids for random loads, with power balance, limits of generators "
-    "and of line flows (DC model; shunts, phase shifters and angle limits are modelled, tap ratios have no say in this "
-    "model; all costs are linear). dcopf-118-n1 has 32 931 rows with two sides.",
+    "and of line flows. The DC model includes shunts, phase shifters and angle limits, not tap ratios; all costs are "
+    "linear. dcopf-118-n1 has 32 931 rows with two sides.",
     "- **hardnet-cbf**: drive a unicycle past two ellipses, with barrier functions as rows; “base” is the nominal "
     "controller, its projection in every step the usual quadratic program.",
     "- **forecast**: forecasts of series that add up and cannot be negative; the projection, in the metric of the "
@@ -52,11 +52,12 @@ INTRODUCTION = (
 )
 MEASURES = (
     "In the tables: mean over seeds, sample standard deviation in brackets. “Gap” is the distance to the optimiser's "
-    "objective: of the means in percent, and of the worst sample of all seeds in percent of its own optimum; it says "
+    "objective: of the means in percent, and of the worst sample of all seeds in percent of its own optimum; it means "
     "little where a method is infeasible. “Infeasible” is the share of test samples that break some row by more than "
     "1e-6 (of forecasts: that do not add up or are negative); “true max” is the largest violation of all rows, samples "
-    "and seeds. “Error” is the squared error of all series over that of the last known value. T_train is per epoch and "
-    "T_test for the whole test set, of runs that shared a busy machine: compare methods in the table of speeds."
+    "and seeds. “Error” is the squared error of all series over that of the last known value. T_train is the time of "
+    "an epoch, T_test that of the whole test set. The runs shared a busy machine: compare speeds in the table of "
+    "speeds."
 )
 _TIMES = (("train_ms", "T_train (ms)"), ("test_ms", "T_test (ms)"))
 _OPTIMISED: tuple[tuple[str, str], ...] = (
@@ -119,7 +120,7 @@ def results_table(groups: list[Group], task: str) -> Table:
     usual = resolve(task, REFERENCE, 1, "ours")
     note = (
         f"Networks {usual.hidden} wide, batches of {usual.batch}, Adam from {usual.learning_rate:g} to zero in "
-        f"{usual.epochs} epochs, tangent gradient; what differs stands in square brackets."
+        f"{usual.epochs} epochs, tangent gradient; differences are in square brackets."
     )
     labels = ("Method", "Seeds", "Epochs", *(label for _, label in COLUMNS[task]))
     return Table(task, f"{NAMES[task]} ({task})", note, labels, (*rows, *published), quiet, commands(groups))
@@ -140,7 +141,7 @@ def _published(row: Row, task: str) -> tuple[Cell, ...]:
 
 
 def paired_table(groups: list[Group], task: str) -> Table | None:
-    """By how much each method's figure exceeds that of CAffNet without w, on the seeds that both have."""
+    """Excess of each method's figure over that of CAffNet without w, on the seeds that both have."""
     column, label = JUDGED[task]
     ours = next((g for g in full_runs(groups) if g.method == REFERENCE and not g.changes), None)
     if ours is None:
@@ -160,15 +161,15 @@ def paired_table(groups: list[Group], task: str) -> Table | None:
         return None
     columns = ("Method", "Seeds", label, "95 % interval", "Verdict")
     note = (
-        f"Pairs of runs with the same seed: the figure of each method less that of {TITLES[REFERENCE]}; Student's "
-        "interval over the seeds. A method that breaks rows may have a smaller figure for that reason, and gets no "
-        "verdict."
+        f"Differences between runs with the same seed: the figure of each method minus that of {TITLES[REFERENCE]}, "
+        "with Student's interval over the seeds. A method that breaks rows can have a smaller figure for that reason, "
+        "so it gets no verdict."
     )
     return Table(f"{task}-paired", f"Seed by seed ({task})", note, columns, tuple(rows))
 
 
 def breaks_rows(group: Group) -> bool:
-    """Whether some answer is infeasible, or some drive ends in an obstacle."""
+    """Check whether some answer is infeasible, or some drive ends in an obstacle."""
     return any(value > 0 for column in ("infeasible", "collided") for value in group.values(column))
 
 
@@ -187,17 +188,17 @@ def paired(apart: list[float]) -> tuple[Cell, Cell, Cell]:
 
 
 def goals_table(groups: list[Group], task: str) -> Table | None:
-    """What the task must show, judged by the protocol's own runs."""
+    """Goals of the task, judged by the protocol's own runs."""
     runs = {group.method: group for group in reversed(full_runs(groups)) if not group.changes}
     rows = tuple((Cell(text=goal.text), Cell(text=judge_goal(goal, runs))) for goal in GOALS.get(task, ()))
     if not rows:
         return None
-    note = "Every seed has to reach it; “so far” where seeds are missing."
+    note = "A goal holds if every seed reaches it. “so far”: some seeds are missing."
     return Table(f"{task}-goals", f"Goals ({task})", note, ("The goal", "The records"), rows, prose=True)
 
 
 def judge_goal(goal: Goal, runs: dict[str, Group]) -> str:
-    """Whether the runs reach a goal, with the figures that decide."""
+    """Check whether the runs reach a goal, with the figures that decide."""
     told, holds, complete = [], True, True
     for method in goal.methods:
         group = runs.get(method)

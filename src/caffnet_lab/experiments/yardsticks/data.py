@@ -1,4 +1,4 @@
-"""Where other people's data are: in ``../shared/data/yardsticks`` beside the clone, never copied into it."""
+"""Folder of external data: ``../shared/data/yardsticks`` beside the clone, never copied into it."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class DispatchProblem(Yardstick):
 
     Args:
         name: of the task.
-        seed: of the run, which has no say here: the grid and its loads are always the same.
+        seed: of the run, not used here: the grid and its loads are always the same.
 
     Attributes:
         cost: of each generator that can be moved, $/h per unit, ``(n_out,)``.
@@ -139,7 +139,7 @@ class DispatchProblem(Yardstick):
         return Evaluation(found.metrics, found.curves | {"flows": share.tolist()})
 
     def optimal_values(self) -> Tensor:
-        """By HiGHS, once in a process."""
+        """Optimum by HiGHS, once in a process."""
         return _optimal_values(self.name)
 
     @property

@@ -109,7 +109,7 @@ class EllipseProblem(Problem):
 
     Args:
         name: of the task.
-        seed: of the run, which has no say here: the starts are always the same.
+        seed: of the run, not used here: the starts are always the same.
     """
 
     n_in, n_out = 6, 2

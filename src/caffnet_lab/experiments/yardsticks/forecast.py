@@ -51,7 +51,7 @@ class ForecastProblem(Problem):
 
     Args:
         name: of the task.
-        seed: of the run, which has no say here: the data are always the same.
+        seed: of the run, not used here: the data are always the same.
 
     Attributes:
         sums: S, ``(n, b)``.
@@ -138,7 +138,7 @@ class ForecastProblem(Problem):
         return (self.forecasts(z) - target).square().sum(-1) / self.train_scale
 
     def evaluate(self, model: nn.Module, exact: bool = False) -> Evaluation:
-        """What `evaluate_points` says of the forecasts of the test set."""
+        """Result of `evaluate_points` for the forecasts of the test set."""
         with torch.no_grad():
             z = model(self.test, self.nominal_at(self.test))
             return self.evaluate_points(self.forecasts(z), exact)

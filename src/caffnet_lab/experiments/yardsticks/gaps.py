@@ -1,4 +1,4 @@
-"""How far answers are from the optimum, sample by sample."""
+"""Distances of answers from the optimum, sample by sample."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 **The model**, that of the published optima (PowerModels' DC form). All voltages are 1, angles θ are small:
 
-    flow of a branch       f = b (θ_from - θ_to - shift),      b = x / (r² + x²);  the tap ratio has no say
+    flow of a branch       f = b (θ_from - θ_to - shift),      b = x / (r² + x²);  without the tap ratio
     balance at the buses   Eᵀ f = P,                           E the incidence matrix, P the power injected
 
 Put f into the balance: ``B θ = P + Eᵀ(b · shift)`` with ``B = Eᵀ diag(b) E``. B is singular (only differences of

@@ -33,7 +33,7 @@ TOLERANCE = 1e-9  # of DAQP
 
 @dataclasses.dataclass(frozen=True)
 class Instance:
-    """Which program it is.
+    """Choice of the program.
 
     Attributes:
         seed: of numpy's legacy stream.
@@ -62,7 +62,7 @@ class LearnedProgram(Yardstick, ProgramProblem):
 
     Args:
         name: of the task.
-        seed: of the run, which has no say here: the program is always the same.
+        seed: of the run, not used here: the program is always the same.
 
     >>> LearnedProgram("dc3-simple").test.shape
     torch.Size([1024, 50])
@@ -93,7 +93,7 @@ class LearnedProgram(Yardstick, ProgramProblem):
         return ProgramProblem.objective(self, y)
 
     def optimal_values(self) -> Tensor:
-        """By DAQP, or by IPOPT, in float64; once in a process."""
+        """Optimum by DAQP or IPOPT, in float64; once in a process."""
         return _optimal_values(self.name)
 
     @property

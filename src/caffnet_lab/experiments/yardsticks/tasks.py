@@ -41,7 +41,6 @@ SEEDS = (1, 2, 3, 4, 5)
 EPOCHS = {
     **{"dc3-simple": 40, "dc3-nonconvex": 80, "hardnet-opt": 40, "snarenet-noncvx": 60},
     **dict.fromkeys(GRIDS, 20),
-    "dcopf-118-n1": 5,
     "hardnet-cbf": 40,
     **{"forecast-tourismsmall": 6, "forecast-labour": 6, "forecast-wiki2": 2},  # longer, they learn the past by heart
 }

@@ -1,4 +1,4 @@
-"""What the optimisation yardsticks have in common: one fixed task, an optimiser as reference, rows without learning."""
+"""Common part of the optimisation yardsticks: one fixed task, an optimiser as reference, rows without learning."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Yardstick(Problem):
 
     @abc.abstractmethod
     def objective(self, y: Tensor) -> Tensor:
-        """What is minimised, ``(...)``, for answers y ``(..., n_out)``."""
+        """The objective, ``(...)``, for answers y ``(..., n_out)``."""
 
     @abc.abstractmethod
     def optimal_values(self) -> Tensor:
@@ -52,7 +52,7 @@ class Yardstick(Problem):
         return Loss(cost, *penalty_of(self.constraint(x).violation(y), penalty))
 
     def evaluate(self, model: nn.Module, exact: bool = False) -> Evaluation:
-        """What `evaluate_points` says of the answers to the test set."""
+        """Result of `evaluate_points` for the answers to the test set."""
         with torch.no_grad():
             return self.evaluate_points(model(self.test, self._nominal_at(self.test)), exact)
 

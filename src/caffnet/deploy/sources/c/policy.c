@@ -61,7 +61,7 @@ static double violation_of(const CaffnetBatch *batch, const policy_real *y) {
     double worst = 0.0;
     for (int i = 0; i < POLICY_ROWS; i++) {
         double value = 0.0;
-        for (int j = 0; j < POLICY_OUTPUTS; j++) value += (double)A[i * POLICY_OUTPUTS + j] * (double)y[j];
+        for (int j = 0; j < POLICY_OUTPUTS; j++) value += (double)A[i * POLICY_SIZE + j] * (double)y[j];
         double above = value - (double)upper[i], below = (double)lower[i] - value;
         if (!(above <= worst)) worst = above; /* NaN is seen */
         if (!(below <= worst)) worst = below;
@@ -92,20 +92,27 @@ static const policy_real *limited(const CaffnetBatch *given, PolicyMemory *memor
     for (int j = 0; j < POLICY_OUTPUTS; j++) memory->plain[j] = f[j] - memory->plain[j];
     policy_real limit = (policy_real)POLICY_NULL_LIMIT * length_of(memory->plain), size = length_of(w);
     if (!(size > limit) || isinf(size)) return w;
-    for (int j = 0; j < POLICY_OUTPUTS; j++) memory->w[j] = w[j] * (limit / size);
-    return memory->w;
+    for (int j = 0; j < POLICY_OUTPUTS; j++) memory->wide[1][j] = w[j] * (limit / size);
+    return memory->wide[1];
+}
+
+/* The outputs, with slacks of 0. */
+static const policy_real *widened(const policy_real *outputs, policy_real *wide) {
+    for (int j = 0; j < POLICY_SIZE; j++) wide[j] = j < POLICY_OUTPUTS ? outputs[j] : 0;
+    return wide;
 }
 
 int policy_project(PolicyMemory *memory, const policy_real *f, const policy_real *w, const policy_real *x, PolicyAnswer *answer) {
+    policy_real *value = memory->wide[2];
     CaffnetBatch batch;
     int8_t status = CAFFNET_INVALID;
     void *room = (void *)(((uintptr_t)memory->workspace + 63) & ~(uintptr_t)63);
     memset(&batch, 0, sizeof batch);
-    batch.n = POLICY_OUTPUTS, batch.m = POLICY_ROWS, batch.samples = 1;
+    batch.n = POLICY_SIZE, batch.m = POLICY_ROWS, batch.samples = 1;
     batch.single = sizeof(policy_real) == 4;
     batch.search = POLICY_SEARCH, batch.strict = POLICY_STRICT, batch.nearest = POLICY_NEAREST;
     batch.norm = POLICY_NORM, batch.t = policy_tolerances;
-    batch.f = f, batch.w = w;
+    batch.f = widened(f, memory->wide[0]), batch.w = w ? widened(w, memory->wide[1]) : NULL;
     batch.kinds = policy_kinds, batch.soft = POLICY_SOFT;
 #if POLICY_FIXED
     (void)x;
@@ -118,12 +125,16 @@ int policy_project(PolicyMemory *memory, const policy_real *f, const policy_real
     batch.A = memory->A, batch.lower = memory->lower, batch.upper = memory->upper;
     batch.metric = POLICY_METRIC ? memory->metric : NULL;
 #endif
-    batch.diagonal = POLICY_METRIC == POLICY_OUTPUTS;
+    batch.diagonal = POLICY_METRIC == POLICY_SIZE;
     batch.start = POLICY_WARM ? memory->start : NULL;
-    batch.value = answer->value, batch.status = &status, batch.active = answer->active, batch.choice = memory->choice;
+    batch.value = value, batch.status = &status, batch.active = answer->active, batch.choice = memory->choice;
     if (POLICY_NULL_LIMIT > 0 && w) batch.w = limited(&batch, memory, room);
     caffnet_solve(&batch, 0, 1, room);
     if (POLICY_WARM) memcpy(memory->start, answer->active, POLICY_ROWS);
+    for (int j = 0; j < POLICY_SIZE; j++) {
+        if (j < POLICY_OUTPUTS) answer->value[j] = value[j];
+        else if (value[j] != 0 && !CAFFNET_HAS_NO_ANSWER(status)) status = CAFFNET_RELAXED;
+    }
     answer->violation = violation_of(&batch, answer->value);
     answer->status = status;
     return status;

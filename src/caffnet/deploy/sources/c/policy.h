@@ -27,17 +27,18 @@ typedef struct {
 typedef struct {
     unsigned char workspace[POLICY_WORKSPACE];
     policy_real f[POLICY_OUTPUTS], w[POLICY_OUTPUTS], layer[2][POLICY_WIDTH];
-    policy_real plain[POLICY_OUTPUTS]; /* the projection of f alone, where w has a limit */
-    int32_t choice[POLICY_OUTPUTS];
+    policy_real plain[POLICY_SIZE]; /* the projection of f alone, where w has a limit */
+    policy_real wide[3][POLICY_SIZE]; /* f, w and the value with their slacks */
+    int32_t choice[POLICY_SIZE];
     int8_t start[POLICY_ROWS_OR_1]; /* the rows of the step before, where the layer has warm_start */
 #if !POLICY_FIXED
-    policy_real A[POLICY_ROWS_OR_1 * POLICY_OUTPUTS], lower[POLICY_ROWS_OR_1], upper[POLICY_ROWS_OR_1];
+    policy_real A[POLICY_ROWS_OR_1 * POLICY_SIZE], lower[POLICY_ROWS_OR_1], upper[POLICY_ROWS_OR_1];
     policy_real metric[POLICY_METRIC + 1];
 #endif
 } PolicyMemory;
 
 /* The layer: raw output f, null-space vector w or NULL, the input x (NULL where the rows do not depend on it).
-   Returns the status. RELAXED: soft rows gave way, hard ones hold. INFEASIBLE: there is no point in the set; the value
+   Returns the status. RELAXED: soft rows gave way (those with a weight: a little, as it pays), hard ones hold. INFEASIBLE: there is no point in the set; the value
    then is NaN, or with on_infeasible="nearest" the point of least violation. INVALID: data are NaN, so is the value. */
 int policy_project(PolicyMemory *memory, const policy_real *f, const policy_real *w, const policy_real *x,
                    PolicyAnswer *answer);
@@ -48,7 +49,7 @@ int policy_step(PolicyMemory *memory, const policy_real *x, const policy_real *n
 #endif
 
 #if !POLICY_FIXED
-/* The rows at x: A (POLICY_ROWS, POLICY_OUTPUTS), lower and upper (POLICY_ROWS,), and the metric (POLICY_METRIC,). */
+/* The rows at x: A (POLICY_ROWS, POLICY_SIZE), lower and upper (POLICY_ROWS,), and the metric (POLICY_METRIC,). */
 void policy_rows(const policy_real *x, policy_real *A, policy_real *lower, policy_real *upper, policy_real *metric);
 #endif
 

@@ -30,7 +30,7 @@ static int run(int k, PolicyAnswer *answer) {
 int main(int arguments, char **argument) {
     int failed = 0;
     PolicyAnswer answer;
-    if (caffnet_workspace(POLICY_OUTPUTS, POLICY_ROWS, POLICY_SEARCH, POLICY_METRIC > 0) > POLICY_WORKSPACE) {
+    if (caffnet_workspace(POLICY_SIZE, POLICY_ROWS, POLICY_SEARCH, POLICY_METRIC > 0) > POLICY_WORKSPACE) {
         puts("the workspace is too small for this kernel");
         return 1;
     }
@@ -42,8 +42,8 @@ int main(int arguments, char **argument) {
         good &= is_near(answer.violation, (double)vector_violation[k]);
 #if !POLICY_FIXED
         policy_rows(vector_x + k * POLICY_INPUTS, memory.A, memory.lower, memory.upper, memory.metric);
-        for (int i = 0; i < POLICY_ROWS * POLICY_OUTPUTS; i++)
-            good &= is_near((double)memory.A[i], (double)vector_A[k * POLICY_ROWS * POLICY_OUTPUTS + i]);
+        for (int i = 0; i < POLICY_ROWS * POLICY_SIZE; i++)
+            good &= is_near((double)memory.A[i], (double)vector_A[k * POLICY_ROWS * POLICY_SIZE + i]);
         for (int i = 0; i < POLICY_ROWS; i++)
             good &= is_near((double)memory.lower[i], (double)vector_lower[k * POLICY_ROWS + i]) &
                     is_near((double)memory.upper[i], (double)vector_upper[k * POLICY_ROWS + i]);

@@ -1,0 +1,26 @@
+"""The hook of the site that keeps numbers on one line."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "docs" / "tools"))
+unbroken = pytest.importorskip("unbroken")
+
+
+def test_numbers_with_a_hyphen_or_a_unit_are_marked():
+    page = "<td>1.2e-10 (-3.5) of 12, 0.02 s</td>"
+    span = '<span class="number">{}</span>'.format
+    assert unbroken.on_page_content(page) == f"<td>{span('1.2e-10')} ({span('-3.5')}) of 12, {span('0.02 s')}</td>"
+
+
+def test_everything_else_stays():
+    for page in (
+        '<a href="x-1.html#a-2" title="1e-5">dcopf-118, forecast-wiki2, 2026-11-18</a>',
+        "<pre><code>x = 1e-5</code></pre><code>-3</code><math><mn>1e-5</mn></math>",
+        "3 samples, 5 stars",
+    ):
+        assert unbroken.on_page_content(page) == page
