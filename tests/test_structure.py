@@ -433,7 +433,7 @@ def test_rows_that_come_again_have_the_same_bits(options: dict, kept: dict):
         for name, set in sets.items():
             f, v = 2 * normal(stream, 6, set.n), normal(stream, 6, set.n)
             assert_same(answers(f, v, set, **options), afresh(f, v, set, **options), name)
-    assert len(kept) == len(sets)
+    assert len(kept) == len(sets) - 1  # two of them have the same rows
 
 
 @pytest.mark.parametrize("dtype", [DOUBLE, torch.float32])
@@ -475,7 +475,7 @@ def _write_unseen(A: Tensor) -> dict[str, Callable[[Tensor], object]]:
         "one number of numpy's": lambda new: A.detach().numpy().__setitem__((-1, -1), float(new[0, 0])),
         "address": by_address,
         "data_ptr of a view": lambda new: ctypes.memmove(A[1:].data_ptr(), new.data_ptr(), new[1:].nbytes),
-        "dlpack": lambda new: torch.from_dlpack(A.detach()).mul_(-0.5),
+        "dlpack": lambda new: torch.from_dlpack(A.detach()).copy_(new),
     }
 
 
@@ -498,7 +498,8 @@ def test_rows_that_change_are_read_again(inference: bool, dtype: torch.dtype, ke
             assert (A @ y.T).abs().max() < 200 * torch.finfo(dtype).eps, name
             A[3] = 0.0
             A[3, 5] = math.nan
-            assert (project(f, set, on_infeasible="nan", check_finite=False).status == Status.INVALID).all()
+            with pytest.raises(ConstraintError, match=r"A must be finite, got nan at A\[3, 5\]"):
+                project(f, set)
             A[3] = normal(stream, 80).to(dtype)
 
 
@@ -506,7 +507,7 @@ def test_rows_that_change_are_read_again(inference: bool, dtype: torch.dtype, ke
 def test_sparse_rows_that_change_are_read_again(part: str, kept: dict):
     """Numbers, and the places they stand in."""
     stream = torch.Generator().manual_seed(10)
-    n, f = 5000, normal(stream, 2, 5000)
+    n, f = 40_000, normal(stream, 2, 40_000)
     starts, columns = torch.tensor([0, 3000, 6000]), torch.arange(6000) % 4500
     few = sparse.from_entries(starts, columns, normal(stream, 6000), n)
     set = AffineSet.equality(few, [1.0, 2.0])
@@ -516,7 +517,7 @@ def test_sparse_rows_that_change_are_read_again(part: str, kept: dict):
     if part == "values":
         set.A.values().detach().numpy()[17] *= -3
     elif part == "columns":
-        set.A.col_indices().numpy()[2999] = 4999
+        set.A.col_indices().numpy()[2999] = 39_999
     else:
         set.A.crow_indices().numpy()[1] = 2990
     y = project(f, set).value
