@@ -117,11 +117,22 @@ def test_direct_methods_answer_as_the_general_one(family: str, options: dict, ti
         if options.get("strict"):
             strictly = found.status == Status.PROJECTED
             assert strictly.sum() >= (wanted.status == Status.PROJECTED).sum() - 3
+        # Rows that differ tie: at the ordinary point, for the margins of `strict` add up along a run of links.
+        ordinary, theirs = (project(f, s, search="active", on_infeasible="nearest") for s in (set, general))
         other = found.active != wanted.active[:, : set.m]
-        assert (found.binding != 0)[other & ~empty.unsqueeze(-1)].all()  # rows that tie
+        assert (ordinary.binding != 0)[other & ~empty.unsqueeze(-1)].all()
         same = ~other.any(-1)
-        # Of rows that tie, `strict` holds those that its margins make pull; a point that needs no second search has none.
-        assert same.float().mean() > ((0.4 if options.get("strict") else 0.5) if ties else 0.95)
+        # Where rounding makes one method search again with margins, which the other does not need, these choose among the
+        # rows that tie: no comparison of what is held.
+        chosen = ((found.active != ordinary.active).any(-1) | (wanted.active != theirs.active).any(-1)) & bool(ties)
+        assert (same | chosen).float().mean() > (0.8 if ties else 0.95)
+        if options.get("gradient") == "tangent":
+            # The cone is that of the rows touched. A point of least violation has the error of its level, some 1e-12: a row
+            # that it passes by less than that is touched by chance, and the two derivatives are those of different cones.
+            apart = torch.minimum(*((sparse.product(set.A, found.value) - t).abs() for t in (set.lower, set.upper)))
+            by_chance = (found.active == 0) & (apart > 1e-14) & (apart < 1e-11)
+            same &= ~(empty & by_chance.any(-1))
+            assert same.float().mean() > (0.8 if ties else 0.95)
         slopes = []
         for s in (set, general):
             parts = [t.clone().requires_grad_() for t in (f, s.A, s.lower, s.upper)]
@@ -485,7 +496,10 @@ def test_rows_that_change_are_read_again(inference: bool, dtype: torch.dtype, ke
     """In whatever way: the next call answers for the numbers as they are."""
     stream = torch.Generator().manual_seed(8)
     with torch.inference_mode(inference):
-        A, f = torch.nn.Parameter(normal(stream, 60, 80).to(dtype), requires_grad=False), normal(stream, 3, 80).to(dtype)
+        A, f = (
+            torch.nn.Parameter(normal(stream, 60, 80).to(dtype), requires_grad=False),
+            normal(stream, 3, 80).to(dtype),
+        )
         set = AffineSet.equality(A, [0.0] * 60)
         assert set.A.data_ptr() == A.data_ptr()
         for name, write in _write_unseen(A).items():
