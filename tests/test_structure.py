@@ -122,13 +122,13 @@ def test_direct_methods_answer_as_the_general_one(family: str, options: dict, ti
         other = found.active != wanted.active[:, : set.m]
         assert (ordinary.binding != 0)[other & ~empty.unsqueeze(-1)].all()
         same = ~other.any(-1)
-        # Where rounding makes one method search again with margins, which the other does not need, these choose among the
-        # rows that tie: no comparison of what is held.
+        # Where rounding makes one method search again with margins, which the other does not need, these choose among
+        # the rows that tie: what is held is not comparable.
         chosen = ((found.active != ordinary.active).any(-1) | (wanted.active != theirs.active).any(-1)) & bool(ties)
         assert (same | chosen).float().mean() > (0.8 if ties else 0.95)
         if options.get("gradient") == "tangent":
-            # The cone is that of the rows touched. A point of least violation has the error of its level, some 1e-12: a row
-            # that it passes by less than that is touched by chance, and the two derivatives are those of different cones.
+            # The cone is that of the rows touched. A point of least violation has the error of its level, some 1e-12: a
+            # row that it passes by less is touched by chance, and the two derivatives are those of different cones.
             apart = torch.minimum(*((sparse.product(set.A, found.value) - t).abs() for t in (set.lower, set.upper)))
             by_chance = (found.active == 0) & (apart > 1e-14) & (apart < 1e-11)
             same &= ~(empty & by_chance.any(-1))
