@@ -28,6 +28,7 @@ ORDER = [
     {"constraints.collation"},
     {"constraints"},
     {"_solve.problem"},
+    {"_kernel.memory"},
     {"_kernel.native", "_solve.prepare"},
     {"_kernel.gpu", "_solve.infeasible", "_solve.face"},
     {"_solve.metric", "_solve.slack"},

@@ -34,14 +34,14 @@ FN void slide_finely(const Rows *s, const Face *face, double *y) {
     }
 }
 
-/* Put the closed form on the face into work->y, verified; its worth, or REJECTED. `size` counts as the size of the
-   numbers that it was computed from; 0 for that of the point itself, which makes an answer its own projection. */
-FN int settle_point(Work *work, const double *g, double size) {
+/* Verify the closed form on the face, which is in work->y, and refine it where that is needed; its worth, or REJECTED.
+   `size` counts as the size of the numbers that it was computed from; 0 for that of the point itself, which makes an
+   answer its own projection. */
+FN int verify_point(Work *work, const double *g, double size) {
     Rows *s = &work->rows;
     Face *face = &work->face;
     Index n = s->n;
     double *y = work->y, *trial = work->spare;
-    flat_point(s, face, g, y);
     for (int again = 0; again < 40; again++) {
         /* A vertex at the origin comes out as rounding noise, which no relative tolerance accepts. */
         int noise = again > 0 && largest(y, n) <= work->t.feasibility * largest(g, n);
@@ -60,6 +60,12 @@ FN int settle_point(Work *work, const double *g, double size) {
         slide_finely(s, face, y);
     }
     return REJECTED;
+}
+
+/* The same for a face whose closed form is not known yet. */
+FN int settle_point(Work *work, const double *g, double size) {
+    flat_point(&work->rows, &work->face, g, work->y);
+    return verify_point(work, g, size);
 }
 
 /* Whether the face has rows that are nearly dependent: multipliers have few digits then. */
@@ -106,14 +112,17 @@ FN Index find_face(Work *work, int search, const int8_t *start) {
     for (Index j = 0; j < n; j++) moved = moved || work->f[j] != work->g[j];
     k = nearest_face(work, work->g, work->y, start);
     if (k < 0) return k; /* no point at all */
-    if (search == CAFFNET_ACTIVE) return moved ? nearer_face(work) : k;
-    if (search == CAFFNET_LITE || moved || work->norm != 2.0) {
+    if (!moved && (search == CAFFNET_ACTIVE || (search != CAFFNET_LITE && work->norm == 2.0))) return k;
+    if (search == CAFFNET_ACTIVE) k = nearer_face(work);
+    else {
         for (Index i = 0; i < work->rows.m; i++) work->seed[i] = work->face.held[i];
-        Index other = enumerate(work, k, search == CAFFNET_LITE);
-        if (other >= 0) return other;
-        rebuild_face(work, work->seed); /* no candidate passes the test of the walk: the projection does */
-        return work->face.k;
+        k = enumerate(work, k, search == CAFFNET_LITE);
+        if (k < 0) { /* no candidate passes the test of the walk: the projection does */
+            rebuild_face(work, work->seed);
+            k = work->face.k;
+        }
     }
+    work->flat = 0;
     return k;
 }
 
@@ -132,7 +141,7 @@ FN int project(Work *work, int search, const int8_t *start) {
     Index k = find_face(work, search, start);
     if (k == CONFLICT) return CONFLICT;
     if (k < 0) return REJECTED;
-    state = settle_point(work, work->g, 0.0);
+    state = work->flat ? verify_point(work, work->g, 0.0) : settle_point(work, work->g, 0.0);
     for (int again = 0; again < 20 && state == REJECTED; again++) {
         /* A far g leaves an error of eps |g| along the flat, which may carry y over another row: project the near miss. */
         double *goal = work->other;
@@ -409,7 +418,7 @@ FN int into_range(Work *work, CaffnetProof *proof) {
         for (Index i = 0; i < s->m; i++) work->conflict[i] = work->fine[i] = 0.0;
         for (Index i = 0; s->boxed && i < s->m; i++) {
             Index j = s->plain[i];
-            if (face->held[i] != 0) work->conflict[i] = row_of(s, i)[s->start ? 0 : j] * (work->g[j] - work->y[j]);
+            if (face->held[i] != 0) work->conflict[i] = plain_sign(s, i) * (work->g[j] - work->y[j]);
         }
         if (!s->boxed) multipliers(s, face, 0, work->g, work->y);
         for (Index j = 0; !s->boxed && j < face->k; j++)

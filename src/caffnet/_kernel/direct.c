@@ -195,6 +195,53 @@ FN void direct_slide(const Rows *s, const int8_t *held, double *y) {
     onto_row(s, held[row] > 0 ? s->high[row] : s->low[row], y, 1);
 }
 
+/* The first output of the run that j belongs to. */
+FN Index run_of(Index *before, Index j) {
+    while (before[j] != j) j = before[j] = before[before[j]];
+    return j;
+}
+
+/* Unmark the rows that a factorised face leaves out: it takes equalities first, then the others in their order, each if
+   it is independent of those before. Dependent are a second bound of an output, a row of a budget and the bounds of all
+   its outputs, two bounds in a run of links. On the point of least violation of a set without a point all may be held. */
+FN void direct_independent(const Rows *s, int8_t *held) {
+    const Direct *d = &s->direct;
+    int shape = d->family == SPARSE ? ANY : d->shape, row = 0;
+    Index loose = 0, bounds = 0, *before = d->first;
+    for (Index i = 0; i < s->m; i++) bounds += held[i] != 0 && s->plain[i] >= 0;
+    if (shape == CHAIN && bounds < 2) return;
+    for (Index j = 0; j < s->n; j++) {
+        d->side[j] = 0;
+        before[j] = j;
+        loose += d->a[j] != 0.0;
+    }
+    for (int equal = 1; equal >= 0; equal--)
+        for (Index i = 0; i < s->m; i++) {
+            if (held[i] == 0 || s->equal[i] != equal) continue;
+            Index j = s->plain[i];
+            if (j >= 0) {
+                int weighs = shape == BUDGET && d->a[j] != 0.0;
+                Index first = run_of(before, j);
+                if (d->side[first] || (weighs && row && loose == 1)) held[i] = 0;
+                else {
+                    d->side[first] = 1;
+                    loose -= weighs;
+                }
+            } else if (shape == BUDGET) {
+                if (loose == 0) held[i] = 0;
+                else row = 1;
+            } else if (shape == CHAIN) {
+                double up;
+                Index place = link_of(s, i, &up), first = run_of(before, place), second = run_of(before, place + 1);
+                if (d->side[first] && d->side[second]) held[i] = 0;
+                else {
+                    d->side[first] |= d->side[second];
+                    before[second] = first;
+                }
+            }
+        }
+}
+
 /* The coefficients r (m,) of a vector x that the held rows span. */
 FN void direct_coefficients(const Rows *s, const int8_t *held, const double *x, double *r) {
     const Direct *d = &s->direct;
@@ -466,10 +513,12 @@ FN Index chain_search(Work *work, const double *g, double *y) {
     const Direct *d = &s->direct;
     Face *face = &work->face;
     Index n = s->n, count = 0;
-    double *h = d->sums, *low = d->sums + n, *high = d->sums + 2 * (size_t)n, *total = y; /* by place in the chain */
+    double *h = d->sums, *low = d->sums + n, *high = d->sums + 2 * (size_t)n; /* by place in the chain */
+    double *total = y, *means = face->z;                                      /* by block */
     Index *first = d->first, *from = d->from, *until = d->until;
     int8_t *clipped = work->seed, *tied = d->side;
-    int joined = 0;
+    int joined = 0, limited = 0, bounded = 0;
+    for (Index i = 0; i < s->m; i++) limited |= s->plain[i] >= 0;
     for (Index i = 0; i < s->m; i++)
         if (s->equal[i]) return NOT_FOUND;
     /* Steps taken off; bounds tightened along the chain, with the places that they come from. */
@@ -477,20 +526,24 @@ FN Index chain_search(Work *work, const double *g, double *y) {
     for (Index k = 0; k < n; k++) {
         Index j = d->falling ? n - 1 - k : k;
         h[k] = g[j] - step;
-        low[k] = d->low[j] - step;
-        high[k] = d->high[j] - step;
-        from[k] = until[k] = k;
-        if (joined && low[k - 1] > low[k]) {
-            low[k] = low[k - 1];
-            from[k] = from[k - 1];
+        if (limited) {
+            low[k] = d->low[j] - step;
+            high[k] = d->high[j] - step;
+            from[k] = until[k] = k;
+            if (joined && low[k - 1] > low[k]) {
+                low[k] = low[k - 1];
+                from[k] = from[k - 1];
+            }
         }
         Index place = d->falling ? j - 1 : j, link = k + 1 < n ? d->link[place] : -1;
         int upper = link >= 0 && is_finite(s->high[link]);
         joined = upper || (link >= 0 && is_finite(s->low[link])); /* a link without a bound ties nothing */
-        step = joined ? step + (d->falling ? -1.0 : 1.0) * (upper ? s->high[link] : s->low[link]) / d->a[place] : 0.0;
+        double bound = !joined ? 0.0 : upper ? s->high[link] : s->low[link];
+        if (!joined) step = 0.0;
+        else if (bound != 0.0) step += (d->falling ? -1.0 : 1.0) * bound / d->a[place];
         tied[k] = (int8_t)joined;
     }
-    for (Index k = n - 1; k >= 0; k--) {
+    for (Index k = n - 1; k >= 0 && limited; k--) {
         if (tied[k] && high[k + 1] < high[k]) {
             high[k] = high[k + 1];
             until[k] = until[k + 1];
@@ -500,18 +553,25 @@ FN Index chain_search(Work *work, const double *g, double *y) {
             return CONFLICT;
         }
     }
-    /* Blocks: first[c] is where block c begins, total[c] the sum of its h. */
+    /* Blocks: first[c] is where block c begins, total[c] the sum of its h, means[c] their mean. */
     for (Index k = 0; k < n; k++) {
-        first[count] = k;
-        total[count++] = h[k];
-        while (count > 1 && tied[first[count - 1] - 1]) {
-            Index begin = first[count - 1], before = first[count - 2];
-            double mean = total[count - 1] / (double)(k + 1 - begin), old = total[count - 2] / (double)(begin - before);
-            double here = smaller(larger(mean, low[k]), high[begin]), there = smaller(larger(old, low[begin - 1]), high[before]);
+        Index begin = k;
+        double sum = h[k], mean = sum;
+        while (begin > 0 && tied[begin - 1]) {
+            Index before = first[count - 1];
+            double old = means[count - 1], here = mean, there = old;
+            if (limited) {
+                here = smaller(larger(mean, low[k]), high[begin]);
+                there = smaller(larger(old, low[begin - 1]), high[before]);
+            }
             if (there < here || (there == here && mean >= here && old <= there)) break;
-            total[count - 2] += total[count - 1];
-            count--;
+            sum = total[--count] + sum;
+            begin = before;
+            mean = sum / (double)(k + 1 - begin);
         }
+        first[count] = begin;
+        total[count] = sum;
+        means[count++] = mean;
     }
     /* The rows that pull: bounds where a block is clipped, links with a positive multiplier. Where the lower bound of
        place p and the upper bound of a later q leave one value, both pull, and a link between them does not. */
@@ -519,25 +579,27 @@ FN Index chain_search(Work *work, const double *g, double *y) {
     double scale = largest(g, n);
     for (Index j = 0; j < n; j++) clipped[j] = 0;
     for (Index c = 0; c < count; c++) {
-        Index begin = first[c], end = c + 1 < count ? first[c + 1] : n, p = from[end - 1], q = until[begin];
-        double mean = total[c] / (double)(end - begin), value = smaller(larger(mean, low[end - 1]), high[begin]);
+        Index begin = first[c], end = c + 1 < count ? first[c + 1] : n;
+        Index p = limited ? from[end - 1] : 0, q = limited ? until[begin] : 0;
+        double mean = means[c], value = limited ? smaller(larger(mean, low[end - 1]), high[begin]) : mean;
         double room = ROUNDING * (double)(end - begin) * (scale + fabs(value)), sum = 0.0, least = 0.0;
-        for (Index k = begin; k < end; k++) {
+        for (Index k = begin; k < end && mean != value; k++) {
             sum += h[k] - value;
             if (k >= p && k < q && low[end - 1] == high[begin]) least = smaller(least, sum);
         }
-        double up = larger(larger(-least, -sum), 0.0), down = sum + up, pull = 0.0;
-        if (mean == value) up = down = 0.0;
+        double up = larger(larger(-least, -sum), 0.0), down = sum + up, pull = 0.0; /* 0 if mean == value */
+        bounded = bounded || up > room || down > room;
         if (up > room) clipped[d->falling ? n - 1 - p : p] = -1;
         if (down > room) clipped[d->falling ? n - 1 - q : q] = 1;
         for (Index k = begin; k + 1 < end; k++) {
             Index i = d->link[d->falling ? n - 2 - k : k];
-            pull += h[k] - value + (k == p ? up : 0.0) - (k == q ? down : 0.0);
+            pull += h[k] - value;
+            if (mean != value) pull += (k == p ? up : 0.0) - (k == q ? down : 0.0);
             if (pull < -room) return NOT_FOUND; /* bounds that touch in another order */
             if (pull > room) face->held[i] = (int8_t)(is_finite(s->high[i]) ? 1 : -1);
         }
     }
-    for (Index i = 0; i < s->m; i++) {
+    for (Index i = 0; i < s->m && bounded; i++) {
         Index j = s->plain[i];
         if (j < 0 || clipped[j] == 0) continue;
         int upper = (clipped[j] > 0) == (plain_sign(s, i) > 0.0);
@@ -547,6 +609,7 @@ FN Index chain_search(Work *work, const double *g, double *y) {
         clipped[j] = 0;
     }
     direct_flat(s, face->held, g, y, 0);
+    work->flat = 1;
     return list_held(s, face);
 }
 

@@ -11,6 +11,7 @@
 #define DECLARE(isa)                                                                                                \
     int64_t caffnet_workspace_##isa(int64_t, int64_t, int64_t, int64_t);                                             \
     int64_t caffnet_workspace_sparse_##isa(int64_t, int64_t, const int32_t *);                                        \
+    int64_t caffnet_kept_##isa(int64_t, int64_t);                                                                    \
     int64_t caffnet_solve_##isa(const CaffnetBatch *, int64_t, int64_t, void *);                                     \
     void caffnet_gradient_##isa(const CaffnetBatch *, const CaffnetGradients *, int64_t, int64_t, void *);           \
     int64_t caffnet_minimise_##isa(const CaffnetBatch *, void *, int64_t, int64_t, void *);                          \
@@ -67,6 +68,8 @@ EXPORT int64_t caffnet_workspace(int64_t n, int64_t m, int64_t search, int64_t m
 EXPORT int64_t caffnet_workspace_sparse(int64_t n, int64_t m, const int32_t *row_start) {
     return caffnet_workspace_sparse_baseline(n, m, row_start);
 }
+
+EXPORT int64_t caffnet_kept(int64_t numbers, int64_t rows) { return caffnet_kept_baseline(numbers, rows); }
 
 EXPORT int64_t caffnet_solve(const CaffnetBatch *batch, int64_t first, int64_t last, void *memory) {
     return PICK(caffnet_solve, (batch, first, last, memory));

@@ -29,7 +29,9 @@ FN void multipliers(const Rows *s, Face *face, Index base, const double *g, cons
         for (Index j = 0; j < face->k; j++) face->multiplier[j] = face->left[face->rows[j]] * (double)face->sides[j];
         return;
     }
-    for (Index j = 0; j < face->k; j++) face->d[j] = along(face, j, g, s->n) - along(face, j, y, s->n);
+    along_all(face, g, face->d, s->n);
+    along_all(face, y, face->r, s->n);
+    for (Index j = 0; j < face->k; j++) face->d[j] -= face->r[j];
     in_rows(face, base, face->d, face->r, s->n);
     for (Index j = base; j < face->k; j++) face->multiplier[j] = face->r[j] * (double)face->sides[j];
 }
@@ -155,6 +157,7 @@ FN Index dual(Work *work, const double *g, double *y, const int8_t *start, doubl
     Index n = s->n, waiting = 0, rounds = CAFFNET_ROUNDS(n, s->m);
     int settled = 0;
     double scale = largest(g, n), at = 0.0;
+    work->flat = 0;
     if (s->direct.family != ANY) {
         Index k = direct_search(work, g, y, fine, coarse);
         if (k != NOT_FOUND) return k;
@@ -171,6 +174,7 @@ FN Index dual(Work *work, const double *g, double *y, const int8_t *start, doubl
     if (start == face->held) settle(s, face, g, y, t);
     else if (start) warm(s, face, start, g, y, t);
     else flat_point(s, face, g, y);
+    work->flat = 1; /* until a row joins */
     for (; rounds > 0; rounds--) {
         if (work->cancel && *work->cancel) return NOT_FOUND;
         double size = scale + largest(y, n);
@@ -183,6 +187,7 @@ FN Index dual(Work *work, const double *g, double *y, const int8_t *start, doubl
             rounds = face->k == n ? 4 : n + 10; /* at a vertex there is little left to gain */
             copy_face(s, &work->saved, face);
         }
+        work->flat = 0;
         if (!join(work, p, at, y)) {
             if (!settled) return CONFLICT;
             break;
@@ -191,6 +196,7 @@ FN Index dual(Work *work, const double *g, double *y, const int8_t *start, doubl
     if (!settled) return NOT_FOUND;
     copy_face(s, face, &work->saved);
     flat_point(s, face, g, y);
+    work->flat = 1;
     return face->k;
 }
 
@@ -223,7 +229,9 @@ FN Index nearest_plane(Work *work, const double *g) {
 FN Index nearest_face(Work *work, const double *g, double *y, const int8_t *start) {
     restart(work);
     Index k = dual(work, g, y, start, work->t.search, work->t.feasibility);
-    return k == 0 ? nearest_plane(work, g) : k;
+    if (k != 0) return k;
+    work->flat = 0;
+    return nearest_plane(work, g);
 }
 
 /* ACTIVE with w: the face of the projection of f, if its candidate is feasible and nearer to f than that of the face

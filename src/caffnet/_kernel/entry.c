@@ -34,6 +34,7 @@ FN size_t carve(Work *work, int64_t outputs, int64_t count, const int32_t *start
     s->entries = INDICES(m);
     s->columns = INDICES(dense * m * (n / 4));
     s->plain = INDICES(m);
+    s->sign = DOUBLES(m);
     s->low = DOUBLES(m);
     s->high = DOUBLES(m);
     s->equal = MARKS(m);
@@ -47,8 +48,7 @@ FN size_t carve(Work *work, int64_t outputs, int64_t count, const int32_t *start
     direct->first = INDICES(n);
     direct->from = INDICES(n);
     direct->until = INDICES(n);
-    Newton *newton = s->newton = &work->newton;
-    s->t = &work->t;
+    Newton *newton = &work->newton;
     newton->column = INDICES(dense ? 0 : n + 1);
     newton->row = INDICES(entries);
     newton->entry = DOUBLES(entries);
@@ -125,14 +125,115 @@ FN size_t carve(Work *work, int64_t outputs, int64_t count, const int32_t *start
     return pool.used;
 }
 
-FN void prepare(Work *work, const CaffnetBatch *batch, void *memory) {
-    (void)carve(work, batch->n, batch->m, batch->row_start, (int)batch->search, memory);
+/* Take from the batch what the work on its samples needs beside memory. */
+FN void set_up(Work *work, const CaffnetBatch *batch) {
+    work->rows.newton = &work->newton;
+    work->rows.t = &work->t;
+    work->rows.start = batch->row_start;
+    work->rows.places = batch->columns;
     work->t = batch->t;
     work->norm = batch->norm;
     work->single = (int)batch->single;
     work->soft = batch->soft;
     work->cancel = batch->cancel;
 }
+
+FN void prepare(Work *work, const CaffnetBatch *batch, void *memory) {
+    (void)carve(work, batch->n, batch->m, batch->row_start, (int)batch->search, memory);
+    set_up(work, batch);
+}
+
+/* ---------------------------------------------------------------------------------------------- a matrix that comes again */
+
+/* What stays of a matrix from call to call: it comes first in the memory of a batch with `keep`. */
+typedef struct {
+    int known; /* the rest is set */
+    int sound; /* the rows are scaled, or have NaN (0), or were not needed (-1) */
+    int64_t search, entries;
+    Work work;
+} Kept;
+
+/* Kept, and the bits that it was computed from. */
+typedef struct {
+    Kept *kept;
+    void *A;
+    Index *row_start, *columns;
+} Copies;
+
+/* Divide memory for the copies of a matrix with so many numbers, and `rows` if it is sparse, else 0; how much is used. */
+FN size_t carve_copies(Copies *copies, int64_t numbers, int64_t rows, void *memory) {
+    Pool pool = {(char *)memory, 0};
+    copies->kept = (Kept *)take(&pool, 1, sizeof(Kept));
+    copies->A = DOUBLES(numbers);
+    copies->row_start = INDICES(rows > 0 ? rows + 1 : 0);
+    copies->columns = INDICES(rows > 0 ? numbers : 0);
+    return pool.used;
+}
+
+FN int same_bits(const void *one, const void *other, size_t bytes) {
+    const char *a = (const char *)one, *b = (const char *)other;
+    size_t at = 0;
+    for (; at + 1024 <= bytes; at += 1024) {
+        uint64_t differ = 0, x, y;
+        for (size_t c = 0; c < 1024; c += 8) {
+            memcpy(&x, a + at + c, 8);
+            memcpy(&y, b + at + c, 8);
+            differ |= x ^ y;
+        }
+        if (differ) return 0;
+    }
+    for (; at < bytes; at++)
+        if (a[at] != b[at]) return 0;
+    return 1;
+}
+
+/* Prepare the work with what is known of the matrix, if it has the bits of the one that is kept; `sound` as in Kept. The
+   copy comes before the work on it: what is written to the matrix meanwhile is seen by the next call. An identity is known
+   by itself. */
+FN int recall(Work *work, const CaffnetBatch *batch, int identity, void *memory) {
+    if (!batch->keep) {
+        prepare(work, batch, memory);
+        return -1;
+    }
+    Copies copies;
+    int64_t rows = batch->row_start ? batch->m : 0, entries = rows > 0 ? batch->row_start[rows] : batch->m * batch->n;
+    void *room = (char *)memory + carve_copies(&copies, entries, rows, memory);
+    Kept *kept = copies.kept;
+    size_t numbers = (size_t)entries * (batch->single ? sizeof(float) : sizeof(double));
+    size_t starts = rows > 0 ? (size_t)(rows + 1) * sizeof(Index) : 0, columns = rows > 0 ? (size_t)entries * sizeof(Index) : 0;
+    int known = !identity && kept->known && kept->search == batch->search && kept->entries == entries && kept->work.rows.n == batch->n &&
+                kept->work.rows.m == batch->m && kept->work.single == batch->single && (kept->work.rows.start != NULL) == (rows > 0) &&
+                same_bits(&kept->work.t, &batch->t, sizeof batch->t) && same_bits(copies.row_start, batch->row_start, starts) &&
+                same_bits(copies.columns, batch->columns, columns) && same_bits(copies.A, batch->A, numbers);
+    kept->known = 0; /* until this call has ended */
+    if (known) {
+        *work = kept->work;
+        work->newton.faced = 0; /* factors of one sample */
+        set_up(work, batch);
+        return kept->sound;
+    }
+    prepare(work, batch, room);
+    if (identity) return -1;
+    kept->search = batch->search;
+    kept->entries = entries;
+    memcpy(copies.A, batch->A, numbers);
+    if (rows > 0) {
+        memcpy(copies.row_start, batch->row_start, starts);
+        memcpy(copies.columns, batch->columns, columns);
+    }
+    return -1;
+}
+
+/* Leave what is known of the matrix to the next call. */
+FN void keep(const CaffnetBatch *batch, const Work *work, int sound, int identity, void *memory) {
+    Kept *kept = (Kept *)memory;
+    if (!batch->keep || identity || (batch->cancel && *batch->cancel)) return;
+    kept->known = 1;
+    kept->sound = sound;
+    kept->work = *work;
+}
+
+/* ---------------------------------------------------------------------------------------------- metrics */
 
 /* Divide memory for the white sample of a metric, but for its own work; how much of it is used. */
 FN size_t carve_metric(Metric *metric, int64_t outputs, int64_t count, void *memory) {
@@ -158,7 +259,7 @@ FN void prepare_metric(Metric *metric, const CaffnetBatch *batch, void *memory) 
     metric->diagonal = (int)batch->diagonal;
     *white = *batch;
     white->samples = 1;
-    white->single = white->strict = white->metric_step = 0;
+    white->single = white->strict = white->keep = white->metric_step = 0;
     white->nearest = 1;
     white->f_step = white->w_step = white->A_step = white->lower_step = white->upper_step = 0;
     white->f = metric->f;
@@ -196,13 +297,17 @@ EXPORT int64_t NAME(caffnet_workspace_sparse)(int64_t n, int64_t m, const int32_
     return (int64_t)carve(&work, n, m, row_start, CAFFNET_ACTIVE, NULL) + 64;
 }
 
+EXPORT int64_t NAME(caffnet_kept)(int64_t numbers, int64_t rows) {
+    Copies copies;
+    return (int64_t)carve_copies(&copies, numbers, rows, NULL);
+}
+
 EXPORT int64_t NAME(caffnet_solve)(const CaffnetBatch *batch, int64_t first, int64_t last, void *memory) {
     Work work;
     Metric metric;
     CaffnetProof proof;
     int64_t bad = 0;
-    int sound = -1, identity = is_identity(batch);
-    prepare(&work, batch, memory);
+    int identity = is_identity(batch), sound = recall(&work, batch, identity, memory);
     if (batch->metric) prepare_metric(&metric, batch, memory);
     for (int64_t b = first; b < last; b++) {
         if (batch->cancel && *batch->cancel) return -1;
@@ -217,17 +322,17 @@ EXPORT int64_t NAME(caffnet_solve)(const CaffnetBatch *batch, int64_t first, int
             bad += CAFFNET_HAS_NO_ANSWER(state);
         }
     }
+    keep(batch, &work, sound, identity, memory);
     return batch->cancel && *batch->cancel ? -1 : bad;
 }
 
 EXPORT void NAME(caffnet_gradient)(const CaffnetBatch *batch, const CaffnetGradients *to, int64_t first, int64_t last, void *memory) {
     Work work;
     Metric metric;
-    int sound = -1, identity = is_identity(batch) && !to->w && !to->A;
-    prepare(&work, batch, memory);
+    int identity = is_identity(batch), clips = identity && !to->w && !to->A, sound = recall(&work, batch, identity, memory);
     if (batch->metric) prepare_metric(&metric, batch, memory);
     for (int64_t b = first; b < last; b++) {
-        if (identity) {
+        if (clips) {
             clip_gradient(batch, to, b);
             continue;
         }
@@ -235,6 +340,7 @@ EXPORT void NAME(caffnet_gradient)(const CaffnetBatch *batch, const CaffnetGradi
         if (batch->metric) differentiate_in_metric(batch, to, b, &work, &metric);
         else differentiate(batch, to, b, &work);
     }
+    keep(batch, &work, sound, identity, memory);
 }
 
 EXPORT int64_t NAME(caffnet_minimise)(const CaffnetBatch *batch, void *multiplier, int64_t first, int64_t last, void *memory) {

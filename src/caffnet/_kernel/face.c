@@ -19,6 +19,40 @@ FN void move(const Face *face, Index j, double amount, double *y, Index n) {
     else if (amount != 0.0) subtract(y, amount, q, n);
 }
 
+/* Whether FOUR directions from slot j on are full vectors. */
+FN int four_full(const Face *face, Index j) {
+    if (j + FOUR > face->k) return 0;
+    for (Index l = j; l < j + FOUR; l++)
+        if (face->unit[l] >= 0) return 0;
+    return 1;
+}
+
+/* d_j = q_j y for all slots. */
+FN void along_all(const Face *face, const double *y, double *d, Index n) {
+    for (Index j = 0; j < face->k;) {
+        if (n >= 8 && four_full(face, j)) {
+            long_dots(face->Q + (size_t)j * (size_t)n, y, n, d + j);
+            j += FOUR;
+        } else {
+            d[j] = along(face, j, y, n);
+            j++;
+        }
+    }
+}
+
+/* y -= d_j q_j for all slots, one after the other. */
+FN void move_all(const Face *face, const double *d, double *y, Index n) {
+    for (Index j = 0; j < face->k;) {
+        if (four_full(face, j) && d[j] != 0.0 && d[j + 1] != 0.0 && d[j + 2] != 0.0 && d[j + 3] != 0.0) {
+            subtract_lines(y, d + j, face->Q + (size_t)j * (size_t)n, n);
+            j += FOUR;
+        } else {
+            move(face, j, d[j], y, n);
+            j++;
+        }
+    }
+}
+
 /* Split row i into its part d on the face and the rest z; |z|^2. What the equalities leave of a row is kept, for the
    samples that share it. */
 FN double remainder_of(const Rows *s, Index i, Face *face) {
@@ -33,15 +67,13 @@ FN double remainder_of(const Rows *s, Index i, Face *face) {
     }
     copy(z, s->A + line, n);
     if (k == 0) return s->squared[i];
-    for (Index j = 0; j < k; j++) d[j] = along(face, j, z, n); /* all products first: they do not wait for each other */
-    for (Index j = 0; j < k; j++) move(face, j, d[j], z, n);
+    along_all(face, z, d, n); /* all products first: they do not wait for each other */
+    move_all(face, d, z, n);
     double left = dot(z, z, n);
     if (left < 0.5 * s->squared[i]) { /* cancellation: once more makes z orthogonal to rounding */
-        for (Index j = 0; j < k; j++) more[j] = along(face, j, z, n);
-        for (Index j = 0; j < k; j++) {
-            d[j] += more[j];
-            move(face, j, more[j], z, n);
-        }
+        along_all(face, z, more, n);
+        move_all(face, more, z, n);
+        for (Index j = 0; j < k; j++) d[j] += more[j];
         left = dot(z, z, n);
     }
     if (first) {
@@ -163,15 +195,16 @@ FN void flat_point(const Rows *s, Face *face, const double *g, double *y) {
         return;
     }
     copy(y, g, n);
-    for (Index j = 0; j < k; j++) r[j] = along(face, j, g, n);
-    for (Index j = 0; j < k; j++) move(face, j, r[j], y, n);
+    along_all(face, g, r, n);
+    move_all(face, r, y, n);
     for (Index j = 0; j < k; j++) r[j] = face->sides[j] > 0 ? s->high[face->rows[j]] : s->low[face->rows[j]];
     for (Index j = 0; j < k; j++) { /* R' c = b */
         const double *line = face->R + (size_t)j * (size_t)n;
         r[j] *= face->inverse[j];
         subtract(r + j + 1, r[j], line + j + 1, k - j - 1);
     }
-    for (Index j = 0; j < k; j++) move(face, j, -r[j], y, n);
+    for (Index j = 0; j < k; j++) r[j] = -r[j];
+    move_all(face, r, y, n);
     slide(s, face, 0, y);
 }
 

@@ -74,14 +74,10 @@ FN Index direct_reduce(Work *work, const int8_t *active, const double *y, const 
     const Rows *s = &work->rows;
     Face *face = &work->face;
     double *r = face->left, *away = work->spare;
-    for (Index i = 0; i < s->m; i++) face->held[i] = (int8_t)(s->equal[i] ? active[i] != 0 : active[i]);
-    fix_outputs(s, active, NULL);
-    for (Index i = 0; i < s->m; i++) { /* as in a factorised face, equalities belong to it even where they did not hold */
-        Index j = s->plain[i];
-        if (!s->equal[i] || active[i] != 0 || (j >= 0 && s->direct.side[j])) continue;
-        face->held[i] = 1;
-        if (j >= 0) s->direct.side[j] = 1;
-    }
+    work->ready = 0; /* the factors of another sample do not go with the rows listed here */
+    /* As in a factorised face, equalities belong to it even where they did not hold. */
+    for (Index i = 0; i < s->m; i++) face->held[i] = s->equal[i] ? 1 : active[i];
+    direct_independent(s, face->held);
     Index k = list_held(s, face);
     active = face->held;
     direct_flat(s, active, v, p, 1);
@@ -104,13 +100,13 @@ FN Index reduce(Work *work, const int8_t *active, const double *y, const double 
     copy(p, v, n);
     if (relaxed) release_soft_rows(work);
     rebuild_face(work, active);
-    for (Index j = 0; j < face->k; j++) face->d[j] = along(face, j, p, n);
-    for (Index j = 0; j < face->k; j++) move(face, j, face->d[j], p, n);
+    along_all(face, p, face->d, n);
+    move_all(face, face->d, p, n);
     if (!q) return face->k;
     in_rows(face, 0, face->d, q, n);
     if (relaxed) *level = share_level(work, active, q);
     for (Index j = 0; j < n; j++) away[j] = work->g[j] - y[j];
-    for (Index j = 0; j < face->k; j++) face->d[j] = along(face, j, away, n);
+    along_all(face, away, face->d, n);
     in_rows(face, 0, face->d, face->r, n);
     return face->k;
 }

@@ -31,6 +31,8 @@ enum { REJECTED = -1 };                 /* in place of a status */
 
 /* Two units in the last place: what one operation and the rounding of its input leave. */
 #define ROUNDING 0x1p-51
+/* Lines of a factor that are worked on together. */
+#define FOUR 4
 /* Smaller sets are answered faster by the general method. */
 #define DIRECT_FROM 12
 
@@ -84,6 +86,7 @@ typedef struct {
     Index *entries;    /* (m,) how many entries of a row are looked at: n, or fewer where most are zero */
     Index *columns;    /* (m, n / 4) which ones, where they are fewer */
     Index *plain;      /* (m,) the output of a row that reads +-y_j, else -1 */
+    double *sign;      /* (m,) the entry of such a row */
     double *low, *high; /* (m,) bounds, scaled likewise; what is searched */
     int8_t *equal;     /* (m,) both bounds are the same */
     Index shift;       /* f, g and the bounds are times 2^shift: 0 but for the largest and smallest numbers */
@@ -148,6 +151,7 @@ typedef struct {
     int8_t *before;            /* (m,) the equalities whose factors are in the face */
     int ready;                 /* they are */
     int lost;                  /* a search on sparse rows has not ended */
+    int flat;                  /* y of the last search is the closed form on its face */
     Newton newton;
     CaffnetTolerances t;
     double norm;
@@ -260,6 +264,30 @@ FN double long_dot(const double *RESTRICT a, const double *RESTRICT b, Index n) 
     return total;
 }
 
+/* The same for FOUR lines a at once, with the same bits: each number of b is loaded once. */
+FN void long_dots(const double *RESTRICT a, const double *RESTRICT b, Index n, double *RESTRICT to) {
+    double sum[FOUR][8] = {{0.0}}, more[FOUR][8] = {{0.0}};
+    Index j = 0;
+    if (n >= 32) {
+        for (; j + 16 <= n; j += 16)
+            for (int l = 0; l < FOUR; l++) {
+                const double *line = a + (size_t)l * (size_t)n + j;
+                for (int c = 0; c < 8; c++) sum[l][c] += line[c] * b[j + c];
+                for (int c = 0; c < 8; c++) more[l][c] += line[8 + c] * b[j + 8 + c];
+            }
+        for (int l = 0; l < FOUR; l++)
+            for (int c = 0; c < 8; c++) sum[l][c] += more[l][c];
+    }
+    for (; j + 8 <= n; j += 8)
+        for (int l = 0; l < FOUR; l++)
+            for (int c = 0; c < 8; c++) sum[l][c] += a[(size_t)l * (size_t)n + (size_t)(j + c)] * b[j + c];
+    for (int l = 0; l < FOUR; l++) {
+        const double *line = a + (size_t)l * (size_t)n, *s = sum[l];
+        to[l] = ((s[0] + s[4]) + (s[1] + s[5])) + ((s[2] + s[6]) + (s[3] + s[7]));
+        for (Index e = j; e < n; e++) to[l] += line[e] * b[e];
+    }
+}
+
 INLINE double dot(const double *RESTRICT a, const double *RESTRICT b, Index n) {
     if (n >= 8) return long_dot(a, b, n);
     double total = 0.0;
@@ -276,6 +304,13 @@ FN double sum_of_sizes(const double *y, Index n) {
     for (int c = 0; c < 8; c++) total += sum[c];
     for (; j < n; j++) total += fabs(y[j]);
     return total;
+}
+
+/* y -= amount_l x_l for FOUR lines x, one after the other. */
+FN void subtract_lines(double *RESTRICT y, const double *RESTRICT amount, const double *RESTRICT x, Index n) {
+    const double *RESTRICT second = x + n, *RESTRICT third = second + n, *RESTRICT fourth = third + n;
+    double a = amount[0], b = amount[1], c = amount[2], d = amount[3];
+    for (Index j = 0; j < n; j++) y[j] = (((y[j] - a * x[j]) - b * second[j]) - c * third[j]) - d * fourth[j];
 }
 
 /* y -= amount x */

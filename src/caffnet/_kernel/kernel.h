@@ -55,6 +55,9 @@ typedef struct {
     int64_t nearest; /* infeasible samples get the point of least violation, not NaN */
     int64_t tangent; /* the gradient of f is projected on the tangent cone */
     int64_t diagonal; /* the metric has one number per output */
+    int64_t keep;    /* for solve and gradient, with an A that all share and no metric: what they compute from A stays in the
+                        memory, which begins with 8 zero bytes or is as the last such call left it, and has caffnet_kept more
+                        bytes. It is used again if A has the same bits */
     int64_t f_step, w_step, A_step, lower_step, upper_step, metric_step;
     const void *f, *w, *A, *lower, *upper; /* (B, n), (B, n) or NULL, (B, m, n), (B, m), (B, m) */
     const void *metric;                    /* (B, n, n), or (B, n) if diagonal, or NULL for the Euclidean one */
@@ -94,6 +97,10 @@ CAFFNET_FUNCTION int64_t caffnet_workspace(int64_t n, int64_t m, int64_t search,
 
 /* The same for a sparse matrix. */
 CAFFNET_FUNCTION int64_t caffnet_workspace_sparse(int64_t n, int64_t m, const int32_t *row_start);
+
+/* Bytes beside for a batch with `keep`: copies of the numbers in A, and of the places of a sparse one with so many rows; 0
+   rows if it is not. */
+CAFFNET_FUNCTION int64_t caffnet_kept(int64_t numbers, int64_t rows);
 
 /* Answers samples first .. last-1; returns how many are INFEASIBLE or INVALID, or -1 if cancelled. */
 CAFFNET_FUNCTION int64_t caffnet_solve(const CaffnetBatch *batch, int64_t first, int64_t last, void *memory);

@@ -11,7 +11,6 @@ import functools
 import math
 import os
 import struct
-import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -21,7 +20,7 @@ import torch
 from torch import Tensor
 
 from caffnet import tolerance
-from caffnet._kernel import build
+from caffnet._kernel import build, memory
 from caffnet._solve import sparse
 from caffnet._solve.problem import Answer, Options, Problem, Status, is_diagonal
 from caffnet.errors import KernelError
@@ -34,7 +33,7 @@ _LONG = 2e8  # multiply-adds: about a second; such a call runs beside the main t
 
 _UNDECIDED = 7  # the status that kernel.h has for sparse rows on which a search does not end
 _FULL = 2**23  # numbers in A and in one factor for which a sparse problem may be written in full
-_BATCH = struct.Struct("31q11d")
+_BATCH = struct.Struct("32q11d")
 _GRADIENTS = struct.Struct("12q")
 _SYSTEM = struct.Struct("6q")
 _PROOF = struct.Struct("2d")
@@ -66,6 +65,8 @@ def _library() -> ctypes.CDLL:
     library.caffnet_workspace.restype = ctypes.c_int64
     library.caffnet_workspace_sparse.argtypes = [ctypes.c_int64, ctypes.c_int64, pointer]
     library.caffnet_workspace_sparse.restype = ctypes.c_int64
+    library.caffnet_kept.argtypes = [ctypes.c_int64] * 2
+    library.caffnet_kept.restype = ctypes.c_int64
     library.caffnet_solve.argtypes = [ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64, pointer]
     library.caffnet_solve.restype = ctypes.c_int64
     library.caffnet_gradient.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64, pointer]
@@ -83,17 +84,6 @@ def library_path() -> Path:
     """The compiled kernel as a file, up to date; it is also a library of operators for ONNX Runtime."""
     _library()
     return build.LIBRARY
-
-
-_own = threading.local()
-
-
-def _memory(size: int) -> int:
-    """The address of workspace that belongs to this thread."""
-    if getattr(_own, "size", -1) < size:
-        _own.memory, _own.size = torch.empty(size, dtype=torch.uint8), size
-        _own.address = (_own.memory.data_ptr() + 63) & ~63
-    return _own.address
 
 
 @functools.lru_cache(maxsize=1024)
@@ -167,6 +157,7 @@ class Batch:
         start: Tensor | None,
         may_cancel: bool = False,
         device_texts: tuple[Tensor, Tensor] | None = None,
+        keep: bool = False,
     ):
         starts, columns, A = sparse.entries(p.A) if sparse.is_sparse(p.A) else (None, None, p.A)
         (f, f_step, f_at), (w, w_step, w_at) = _array(p.f, 1), _array(p.w, 1)
@@ -176,6 +167,7 @@ class Batch:
         self.samples, self.n = p.f.shape
         self.m, self.search = len(p.row_kinds), SEARCHES[options.search]
         self._starts, self.entries = starts, None if starts is None else A.shape[0]
+        self.size = self.m * self.n if self.entries is None else self.entries  # numbers in a matrix: a measure of work
         if device_texts is None:
             (kinds, kinds_at), (soft, soft_at) = _text(p.row_kinds), _text(p.soft)
         else:
@@ -184,6 +176,10 @@ class Batch:
         self.metric = metric is not None
         self.cancel = cancel = ctypes.c_int32(0) if may_cancel and self._is_long(options, w) else None
         self.kept = (f, w, A, starts, columns, lower, upper, metric, kinds, soft, start, answer)
+        self._key = None
+        if keep and A_step == 0 and metric is None and self.size >= memory.WORTH:
+            key = (A_at, self.n, self.m, self.size, self.search, p.f.dtype is torch.float32)
+            self._key = key if memory.comes_again(key) else None
         self.packed = _BATCH.pack(
             self.n,
             self.m,
@@ -194,6 +190,7 @@ class Batch:
             options.on_infeasible == "nearest",
             options.gradient == "tangent",
             metric is not None and is_diagonal(metric),
+            self._key is not None,
             f_step,
             w_step,
             A_step,
@@ -227,11 +224,6 @@ class Batch:
             return _library().caffnet_workspace_sparse(self.n, self.m, self._starts.data_ptr())
         return workspace_size(self.n, self.m, self.search, self.metric)
 
-    @property
-    def size(self) -> int:
-        """Numbers in the matrix that a sample is asked about: a measure of its work."""
-        return self.m * self.n if self.entries is None else self.entries
-
     def run(self, call: Callable[..., Any], *more: Any, size: int | None = None) -> list:
         """Call a function of the kernel on all samples, in as many threads as torch may use; its results.
 
@@ -245,12 +237,19 @@ class Batch:
         worth = samples * (self.size if size is None else size) // _WORTH_A_THREAD
         parts = min(torch.get_num_threads(), worth, samples) if worth > 1 else 1
         if parts == 1 and self.cancel is None:
-            return [call(packed, *more, 0, samples, _memory(room))]
+            return [call(packed, *more, 0, samples, self._memory(room))]
 
         def part(first: int, last: int) -> Any:
-            return call(packed, *more, first, last, _memory(room))
+            return call(packed, *more, first, last, self._memory(room))
 
         return _in_parts(part, samples, parts, self.cancel)
+
+    def _memory(self, room: int) -> int:
+        """The address of workspace for the thread that asks."""
+        if self._key is None:
+            return memory.scratch(room)
+        beside = _library().caffnet_kept(self.size, 0 if self.entries is None else self.m)
+        return memory.kept(self._key, room + beside)
 
     def _is_long(self, options: Options, w: Tensor | None) -> bool:
         n, m = self.n, self.m
@@ -287,7 +286,7 @@ def solve(problem: Problem, options: Options, start: Tensor | None = None) -> tu
     answer = empty_answer(problem.f, len(problem.row_kinds), options.search)
     if start is not None:
         start = start.contiguous()
-    batch = Batch(problem, options, answer, start, may_cancel=True)
+    batch = Batch(problem, options, answer, start, may_cancel=True, keep=True)
     bad = sum(batch.run(_library().caffnet_solve))
     return (answer, _decide_in_full(problem, options, answer)) if bad and batch.entries is not None else (answer, bad)
 
@@ -336,7 +335,7 @@ def gradient(
         for t, want in zip((A, p.lower, p.upper, p.metric), wanted[2:], strict=True)
     ]
     v = lines(v, 1)
-    batch = Batch(p, options, answer, None)
+    batch = Batch(p, options, answer, None, keep=True)
     # What all samples add up in one place is not for several threads.
     summed = any(t is not None and t.ndim <= core for t, core in zip(sums, CORES, strict=True))
     batch.run(_library().caffnet_gradient, pack_gradients(v, to_f, to_w, sums), size=0 if summed else None)
@@ -382,7 +381,7 @@ def conflict(problem: Problem, options: Options, sample: int) -> tuple[Tensor, f
     batch = Batch(problem, options, answer, None)
     multipliers, proof = torch.zeros(batch.m, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
     _library().caffnet_conflict(
-        batch.packed, sample, multipliers.data_ptr(), proof.data_ptr(), _memory(batch.workspace)
+        batch.packed, sample, multipliers.data_ptr(), proof.data_ptr(), memory.scratch(batch.workspace)
     )
     return multipliers, *proof.tolist()
 

@@ -26,14 +26,14 @@ FN void build_face(Work *work, const int8_t *active, int known) {
 
 /* Solve on the white face of k rows: v, (n,), becomes L' p; u, (k,) of scaled rows, is used up; s gets their part. */
 FN void solve_white(Face *face, double *v, double *u, double *s, Index n) {
-    for (Index j = 0; j < face->k; j++) face->d[j] = along(face, j, v, n);
+    along_all(face, v, face->d, n);
     for (Index j = 0; j < face->k; j++) { /* R' c = u */
         const double *line = face->R + (size_t)j * (size_t)n;
         u[j] *= face->inverse[j];
         subtract(u + j + 1, u[j], line + j + 1, face->k - j - 1);
         face->d[j] -= u[j];
     }
-    for (Index j = 0; j < face->k; j++) move(face, j, face->d[j], v, n);
+    move_all(face, face->d, v, n);
     in_rows(face, 0, face->d, s, n);
 }
 

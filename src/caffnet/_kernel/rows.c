@@ -22,10 +22,11 @@ INLINE Index column_of(const Rows *s, Index i, Index e) {
 INLINE double entry_of(const Rows *s, Index i, Index e) { return row_of(s, i)[s->start ? e : column_of(s, i, e)]; }
 
 /* +1 or -1: the sign of a row that bounds one output. */
-FN double plain_sign(const Rows *s, Index i) { return row_of(s, i)[s->start ? 0 : s->plain[i]] > 0.0 ? 1.0 : -1.0; }
+INLINE double plain_sign(const Rows *s, Index i) { return s->sign[i]; }
 
 /* a_i y, where zeros are not looked at. */
 FN double value_of(const Rows *s, Index i, const double *y) {
+    if (s->plain[i] >= 0) return s->sign[i] * y[s->plain[i]] + 0.0; /* no -0, as in a sum */
     const double *a = row_of(s, i);
     if (s->start) {
         const Index *places = s->places + s->start[i];
@@ -91,6 +92,7 @@ FN int scale_row(const void *source, int64_t place, int single, Rows *s, Index i
             if (a[j] != 0.0) {
                 count++;
                 s->plain[i] = s->start ? s->places[s->start[i] + j] : j;
+                s->sign[i] = a[j];
             }
         if (count > 1) s->plain[i] = -1;
     }
@@ -101,8 +103,6 @@ FN int scale_row(const void *source, int64_t place, int single, Rows *s, Index i
 FN int scale_matrix(const CaffnetBatch *batch, int64_t b, Rows *s) {
     s->boxed = s->m > 0;
     s->narrow = 0;
-    s->start = batch->row_start;
-    s->places = batch->columns;
     for (Index i = 0; i < s->m; i++) {
         int64_t place = s->start ? s->start[i] : b * batch->A_step + (int64_t)i * s->n;
         Index count = s->start ? s->start[i + 1] - s->start[i] : s->n;
