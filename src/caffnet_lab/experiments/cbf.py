@@ -166,8 +166,12 @@ class DrivingProblem(Problem):
             cost, penalty, _ = self._drive(model, self.test, TEST_STEPS, "squared", path)
             self._drive(model, self.test, TRAIN_STEPS, "squared", longer)
         states, inputs, nominal, final = (torch.cat(column) for column in zip(*path, strict=True))
-        # Measured at the states as the integrator left them, with the inputs applied there.
-        violations = violation_metrics(self.build_set(states), inputs, exact)
+        # Measured at the states as the integrator left them, with the inputs applied there, and state by state, as the
+        # rows were used: those of all states at once differ in their last digits.
+        sets = [self.build_set(x) for x, *_ in path]
+        rows = ((s.A, s.lower.expand(s.A.shape[:-1]), s.upper.expand(s.A.shape[:-1])) for s in sets)
+        used = AffineSet(*(torch.cat(column) for column in zip(*rows, strict=True)))
+        violations = violation_metrics(used, inputs, exact)
         states = torch.cat([states, final[-1:]])
         distance = states[:, :2].norm(dim=-1)
         margin = self.barrier(states).amin(-1)
