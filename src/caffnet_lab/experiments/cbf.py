@@ -170,7 +170,8 @@ class DrivingProblem(Problem):
         # rows were used: those of all states at once differ in their last digits.
         sets = [self.build_set(x) for x, *_ in path]
         rows = ((s.A, s.lower.expand(s.A.shape[:-1]), s.upper.expand(s.A.shape[:-1])) for s in sets)
-        used = AffineSet(*(torch.cat(column) for column in zip(*rows, strict=True)))
+        A, lower, upper = (torch.cat(column) for column in zip(*rows, strict=True))
+        used = AffineSet(A, lower, upper)
         violations = violation_metrics(used, inputs, exact)
         states = torch.cat([states, final[-1:]])
         distance = states[:, :2].norm(dim=-1)
