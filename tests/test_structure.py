@@ -324,6 +324,39 @@ def test_a_large_network(monkeypatch: pytest.MonkeyPatch):
     assert torch.equal(project(f[1], flow[1]).value, answer.value[1])
 
 
+def graphs(stream: torch.Generator) -> dict[str, Tensor]:
+    """Rows whose neighbourhoods are a tree, a grid, a star or a clique, or fill up as rows are eliminated."""
+    side = 14
+    places = torch.arange(side * side).reshape(side, side)
+    down = torch.stack([places[1:], places[:-1]], -1).reshape(-1, 2)
+    pairs = torch.cat([down, torch.stack([places[:, 1:], places[:, :-1]], -1).reshape(-1, 2)])
+    grid = torch.zeros(side * side, len(pairs), dtype=DOUBLE)
+    grid[pairs[:, 0], torch.arange(len(pairs))], grid[pairs[:, 1], torch.arange(len(pairs))] = 1, -1
+    tree = torch.zeros(200, 199, dtype=DOUBLE)
+    tree[torch.arange(1, 200), torch.arange(199)] = 1
+    tree[(torch.rand(199, generator=stream) * torch.arange(1, 200)).long(), torch.arange(199)] = -1
+    rows = normal(stream, 120, 260) * (torch.rand(120, 260, generator=stream) < 0.03)
+    rows += torch.eye(120, 260, dtype=DOUBLE) + torch.eye(120, 260, dtype=DOUBLE).roll(1, 1)
+    star, clique = rows.clone(), rows.clone()
+    star[60], clique[:, 200] = normal(stream, 260), normal(stream, 120)
+    return {"tree": tree, "grid": grid, "filling": rows, "star": star, "clique": clique}
+
+
+@pytest.mark.parametrize("name", ["tree", "grid", "filling", "star", "clique"])
+def test_factors_of_any_graph(name: str, monkeypatch: pytest.MonkeyPatch):
+    """Sparse equalities and bands of every shape of neighbourhood have the answers of dense ones."""
+    stream = torch.Generator().manual_seed(8)
+    C = graphs(stream)[name]
+    inside = torch.rand(4, C.shape[1], dtype=DOUBLE, generator=stream)
+    middle, width = inside @ C.T, torch.rand(len(C), dtype=DOUBLE, generator=stream)
+    width *= torch.rand(len(C), generator=stream) < 0.5
+    set = AffineSet(C, middle - width, middle + width / 3) & AffineSet.box(0.0, 1.0, dim=C.shape[1])
+    f = inside + normal(stream, *inside.shape)
+    found, wanted = (project(f, s, search="active") for s in (in_entries(set, monkeypatch), set))
+    assert (found.value - wanted.value).abs().max() < 1e-10
+    assert found.violation.max() < 1e-12
+
+
 def test_sparse_rows_behave_as_rows(monkeypatch: pytest.MonkeyPatch, tmp_path):
     """Measuring, copies, files, layers and messages."""
     stream = torch.Generator().manual_seed(6)

@@ -55,8 +55,13 @@ FN size_t carve(Work *work, int64_t outputs, int64_t count, const int32_t *start
     newton->order = INDICES(few);
     newton->list = INDICES(few);
     newton->place = INDICES(few);
-    newton->reach = INDICES(few);
-    newton->line = (int64_t *)take(&pool, few, sizeof(int64_t));
+    newton->parent = INDICES(few);
+    newton->mark = INDICES(few);
+    newton->path = INDICES(few);
+    newton->begin = INDICES(few);
+    newton->end = INDICES(few);
+    newton->pivot = DOUBLES(few);
+    newton->line = DOUBLES(few);
     newton->u = DOUBLES(few);
     newton->trial = DOUBLES(few);
     newton->step = DOUBLES(few);
@@ -122,6 +127,7 @@ FN size_t carve(Work *work, int64_t outputs, int64_t count, const int32_t *start
     newton->room = (int64_t)(long_rows * (long_rows + 1) / 2);
     newton->room = newton->room < MOST_FACTORS ? newton->room : MOST_FACTORS;
     newton->L = DOUBLES(newton->room);
+    newton->where = INDICES(newton->room);
     return pool.used;
 }
 

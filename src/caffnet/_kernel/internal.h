@@ -40,6 +40,8 @@ enum { REJECTED = -1 };                 /* in place of a status */
    piece, where the full step is. */
 #define LINE_SEARCH 0.1
 #define NEWTON_ROUNDS 100
+/* Rows become the tail of cholesky.c when each has this share of the others as neighbours. */
+#define FULL_TAIL 0.5
 /* Numbers in its factors at most: 256 MB, of which only what is used is ever touched. */
 #define MOST_FACTORS 0x2000000
 
@@ -63,11 +65,17 @@ typedef struct {
     int ordered;            /* the matrix has been read */
     Index *column, *row;    /* (n + 1,), (entries,) where each column begins; the rows of its entries */
     double *entry;          /* (entries,) */
-    Index *order, count;    /* (m,) these rows, neighbours together */
+    Index *order, count;    /* (m,) these rows as they are eliminated */
+    Index tail;             /* where the rows begin that are nearly all neighbours */
     Index *list, *place, k; /* (m,) the rows of the factors; where each row is among them, or -1 */
-    Index *reach;           /* (m,) the first column of each line of L */
-    int64_t *line, room;    /* (m,) where each line of L would begin; how many numbers there are */
-    double *L;              /* (room,) */
+    Index first;            /* where the tail begins in `list` */
+    Index *parent, *mark, *path; /* (m,) links of the columns; scratch */
+    Index *begin, *end;     /* (m,) the entries of a column before the tail */
+    Index *where;           /* (room,) their lines */
+    double *L;              /* (room,) the entries; then, from `full`, the lines of the tail */
+    double *full;
+    int64_t room;
+    double *pivot, *line;   /* (m,) the diagonal of L, 0 for rows left out; scratch */
     double *u, *trial, *step, *along, *slope, *right; /* (m,) multipliers */
     double *x, *y;          /* (n,) */
     int8_t *moving;         /* (m,) */

@@ -17,6 +17,7 @@
 #include "rows.c"
 #include "exact.c"
 #include "box.c"
+#include "cholesky.c"
 #include "newton.c"
 #include "direct.c"
 #include "face.c"

@@ -7,6 +7,7 @@
      rows        scaling and the test that accepts a point
      exact       sums and signs without rounding
      box         sets made of bounds only
+     cholesky    factors of sparse rows
      newton      sparse rows, by their multipliers
      direct      one row or a chain beside the bounds
      face        a sub-constraint as an orthogonal factorisation

@@ -6,137 +6,13 @@
      slope of u_i       a_i y(u) - b_i,   b_i the upper bound for u_i > 0, the lower for u_i < 0
      curvature          K = A_W F A_W',   F the outputs within their bounds, W the rows whose multiplier moves
 
-   A step solves K d = slope by a Cholesky factorisation in an envelope: rows in the order of Cuthill and McKee, so that short
-   rows give a narrow one. Its length is where the slope along d vanishes; multipliers stop at 0, where their row lets go.
-   The number of pieces is finite, and on the last one the step is exact: there W and the outputs at bounds are the face.
-   A slope that does not end has no point: then d, with the bounds that its outputs run to, is a proof (Farkas).
+   A step solves K d = slope (cholesky.c). Its length is where the slope along d vanishes; multipliers stop at 0, where
+   their row lets go. The number of pieces is finite, and on the last one the step is exact: there W and the outputs at
+   bounds are the face. A slope that does not end has no point: then d, with the bounds that its outputs run to, is a
+   proof (Farkas).
 
    On a face K is the whole linear algebra: A+ b + (I - A+ A) g and coefficients of the rows are one solve each. */
 #include "internal.h"
-
-/* Read the matrix by columns, and order the rows that are no bounds: neighbours, which share an output, together. */
-FN void order_rows(const Rows *s) {
-    Newton *w = s->newton;
-    Index n = s->n, m = s->m, count = 0;
-    if (w->ordered) return;
-    w->ordered = 1;
-    for (Index j = 0; j <= n; j++) w->column[j] = 0;
-    for (Index i = 0; i < m; i++)
-        for (Index e = 0; s->plain[i] < 0 && e < s->entries[i]; e++) w->column[column_of(s, i, e) + 1]++;
-    for (Index j = 0; j < n; j++) w->column[j + 1] += w->column[j];
-    for (Index i = m - 1; i >= 0; i--) /* backwards, so that the rows of a column rise */
-        for (Index e = s->entries[i] - 1; s->plain[i] < 0 && e >= 0; e--) {
-            Index at = --w->column[column_of(s, i, e) + 1];
-            w->row[at] = i;
-            w->entry[at] = entry_of(s, i, e);
-        }
-    for (Index j = 0; j < n; j++) w->column[j] = w->column[j + 1]; /* the counting has moved them by one */
-    w->column[n] = 0;
-    for (Index i = 0; i < m; i++) w->column[n] += s->plain[i] < 0 ? s->entries[i] : 0;
-    for (Index i = 0; i < m; i++) w->place[i] = s->plain[i] >= 0 ? -2 : -1; /* -1: to come */
-    for (Index seed = 0; seed < m; seed++) {
-        if (w->place[seed] != -1) continue;
-        w->place[seed] = count;
-        w->order[count++] = seed;
-        for (Index head = count - 1; head < count; head++) {
-            Index i = w->order[head];
-            for (Index e = 0; e < s->entries[i]; e++)
-                for (Index c = w->column[column_of(s, i, e)], end = w->column[column_of(s, i, e) + 1]; c < end; c++)
-                    if (w->place[w->row[c]] == -1) {
-                        w->place[w->row[c]] = count;
-                        w->order[count++] = w->row[c];
-                    }
-        }
-    }
-    w->count = count;
-    for (Index k = 0; k < count / 2; k++) { /* reversed, the envelope is never wider */
-        Index swapped = w->order[k];
-        w->order[k] = w->order[count - 1 - k];
-        w->order[count - 1 - k] = swapped;
-    }
-}
-
-/* The factors are those of the rows held. */
-FN void keep_face(const Rows *s, const int8_t *held) {
-    s->newton->faced = 1;
-    for (Index i = 0; i < s->m; i++) s->newton->face[i] = held[i];
-}
-
-/* Factorise K for the rows with moving[i] != 0 over the outputs with fixed[j] == 0; rows that depend on those before, up to
-   `rank`, are left out (their diagonal is 0). 0 if there is no room for it. */
-FN int factorise_rows(const Rows *s, const int8_t *moving, const int8_t *fixed, double shift, double rank) {
-    Newton *w = s->newton;
-    Index k = 0;
-    w->faced = 0;
-    for (Index i = 0; i < s->m; i++) w->place[i] = -1;
-    for (Index o = 0; o < w->count; o++)
-        if (moving[w->order[o]] != 0) {
-            w->list[k] = w->order[o];
-            w->reach[k] = k;
-            w->place[w->order[o]] = k++;
-        }
-    w->k = k;
-    for (Index j = 0; j < s->n; j++) {
-        if (fixed[j]) continue;
-        Index first = k;
-        for (Index c = w->column[j]; c < w->column[j + 1]; c++) {
-            Index p = w->place[w->row[c]];
-            if (p >= 0 && p < first) first = p;
-        }
-        for (Index c = w->column[j]; c < w->column[j + 1]; c++) {
-            Index p = w->place[w->row[c]];
-            if (p >= 0 && first < w->reach[p]) w->reach[p] = first;
-        }
-    }
-    int64_t used = 0;
-    for (Index p = 0; p < k; p++) { /* line[p] is where column 0 of line p would be */
-        w->line[p] = used - w->reach[p];
-        used += p - w->reach[p] + 1;
-        if (used > w->room) return 0;
-    }
-    for (int64_t e = 0; e < used; e++) w->L[e] = 0.0;
-    for (Index j = 0; j < s->n; j++) {
-        if (fixed[j]) continue;
-        for (Index c = w->column[j]; c < w->column[j + 1]; c++) {
-            Index p = w->place[w->row[c]];
-            if (p < 0) continue;
-            for (Index o = w->column[j]; o < w->column[j + 1]; o++) {
-                Index q = w->place[w->row[o]];
-                if (q >= 0 && q <= p) w->L[w->line[p] + q] += w->entry[c] * w->entry[o];
-            }
-        }
-    }
-    for (Index p = 0; p < k; p++) {
-        double *here = w->L + w->line[p] + w->reach[p], size = w->L[w->line[p] + p] + shift;
-        Index from = w->reach[p];
-        for (Index q = from; q < p; q++) {
-            Index begin = w->reach[q] > from ? w->reach[q] : from;
-            const double *there = w->L + w->line[q] + begin;
-            double pivot = w->L[w->line[q] + q];
-            here[q - from] = pivot > 0.0 ? (here[q - from] - dot(there, here + (begin - from), q - begin)) / pivot : 0.0;
-        }
-        double left = size - dot(here, here, p - from);
-        here[p - from] = left > rank * size && left > 0.0 ? sqrt(left) : 0.0;
-    }
-    return 1;
-}
-
-/* Solve K x = x for the rows of the factors, in the order of `list`; 0 for rows left out. */
-FN void solve_rows(const Newton *w, double *x) {
-    for (Index p = 0; p < w->k; p++) {
-        Index from = w->reach[p];
-        const double *here = w->L + w->line[p] + from;
-        double pivot = here[p - from];
-        x[p] = pivot > 0.0 ? (x[p] - dot(here, x + from, p - from)) / pivot : 0.0;
-    }
-    for (Index p = w->k - 1; p >= 0; p--) {
-        Index from = w->reach[p];
-        const double *here = w->L + w->line[p] + from;
-        double pivot = here[p - from];
-        x[p] = pivot > 0.0 ? x[p] / pivot : 0.0;
-        subtract(x + from, x[p], here, p - from);
-    }
-}
 
 /* y -= amount A_N' u */
 FN void subtract_rows(const Rows *s, const double *u, double amount, double *y) {
@@ -383,7 +259,7 @@ FN Index newton_search(Work *work, const double *g, double *y, double fine) {
     if (!factorise_rows(s, moving, d->side, 0.0, work->t.fine_rank)) return NOT_FOUND;
     mark_box(s, face, d->side, d->low, d->high);
     for (Index p = 0; p < w->k; p++)
-        if (w->L[w->line[p] + p] > 0.0) face->held[w->list[p]] = moving[w->list[p]];
+        if (w->pivot[p] > 0.0) face->held[w->list[p]] = moving[w->list[p]];
     keep_face(s, face->held);
     return list_held(s, face);
 }
