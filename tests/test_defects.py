@@ -396,3 +396,50 @@ def test_strict_does_not_write_a_point_beyond_the_largest_number():
     value = project(f, set, w, search="full", strict=True).value
     value = value * 1e-20  # so that the sums are finite
     assert (value @ row + 63.5e-20).abs() <= 1e-12 * (value.abs() @ row.abs())
+
+
+# ------------------------------------------------------------------------------------------------ corners and edges
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_tip_of_a_cone_is_the_origin(dtype: torch.dtype):
+    """Rounding noise around the origin was returned, which no relative tolerance accepts."""
+    stream, tips = torch.Generator().manual_seed(3), 0
+    for _ in range(60):
+        A = torch.randint(-3, 4, (7, 4), generator=stream).to(dtype)
+        cone = AffineSet.inequality(A, torch.zeros(7, dtype=dtype))
+        answer = project(torch.randn(20, 4, generator=stream).to(dtype), cone)
+        assert cone.contains(answer.value).all()
+        small = answer.value.abs().amax(-1) < 1e-12
+        assert (answer.value[small] == 0).all()
+        tips += int(small.sum())
+    assert tips > 100
+
+
+def test_a_batch_without_samples_and_a_set_without_rows():
+    rows = AffineSet.inequality(torch.ones(1, 3), [1.0])
+    answer = project(torch.zeros(0, 3), rows)
+    assert answer.multipliers.shape == (0, 1)
+    assert answer.residuals().gap.shape == (0,)
+    assert answer.names_of_binding() == []
+    nothing = AffineSet(torch.zeros(0, 3), torch.zeros(0), torch.zeros(0))
+    assert project(torch.zeros(2, 3), nothing).names_of_binding() == [(), ()]
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_tensors_without_one_shape_or_numbers_are_named():
+    ragged = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(1, 3)])
+    with pytest.raises(ConstraintError, match="A is a nested tensor; all samples of a set have the same number of rows"):
+        AffineSet(ragged, None, [1.0])
+    with torch.device("meta"), pytest.raises(ConstraintError, match="tensors on the meta device have none"):
+        CAffine(AffineSet.inequality(torch.ones(1, 3), torch.ones(1)))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+def test_forward_mode_has_no_tangent_gradient():
+    box = AffineSet.box(0.0, 1.0, dim=2)
+    f, v = 2 * torch.ones(2), torch.ones(2)
+    with pytest.raises(ConstraintError, match='gradient="tangent" is a rule for gradients in reverse mode'):
+        torch.func.jvp(lambda f: project(f, box, gradient="tangent").value, (f,), (v,))
+    slopes = torch.func.vmap(torch.func.grad(lambda f: project(f, box, gradient="tangent").value.sum()))(f.expand(3, 2))
+    assert torch.equal(slopes, torch.ones(3, 2))

@@ -220,6 +220,11 @@ class CAffine(nn.Module):
             raise DtypeError(
                 f"The layer works in float32 or float64, not in {self.A.dtype}: half cannot keep a constraint."
             )
+        if self.A.is_meta:
+            raise ConstraintError(
+                "A fixed set is made of numbers, and tensors on the meta device have none: build the layer outside of "
+                'torch.device("meta"), or pass a function, CAffine(lambda x: set).'
+            )
         rows = sparse.store(self.A)
         numbers = (sparse.numbers(rows), self.lower, self.upper, self.metric, self.weight)
         if any(t is not None and t.isnan().any() for t in numbers):

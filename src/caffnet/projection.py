@@ -113,11 +113,8 @@ class Projection:
         if not are_concrete(problem.tensors):
             raise ConstraintError("Multipliers are computed outside of compiled graphs and torch.func transforms.")
         lines = len(problem.f)
-        value, status, active = (
-            self.value.reshape(lines, -1),
-            self.status.reshape(lines),
-            self.active.reshape(lines, -1),
-        )
+        value, active = (t.reshape(lines, t.shape[-1]) for t in (self.value, self.active))
+        status = self.status.reshape(lines)
         if set.softness is not None and set.slacks:
             rows = _weighted_rows(set, value.device)
             value = torch.cat([value, slack.at(problem, rows, value.detach())], -1)
@@ -141,7 +138,7 @@ class Projection:
                 for i, side in enumerate(line)
                 if side
             )
-            for line in self.binding.reshape(-1, self.set.m).tolist()
+            for line in self.binding.reshape(self.status.numel(), self.set.m).tolist()
         ]
 
     @property

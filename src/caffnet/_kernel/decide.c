@@ -44,16 +44,17 @@ FN int verify_point(Work *work, const double *g, double size) {
     double *y = work->y, *trial = work->spare;
     for (int again = 0; again < 40; again++) {
         /* A vertex at the origin comes out as rounding noise, which no relative tolerance accepts. */
-        int noise = again > 0 && largest(y, n) <= work->t.feasibility * largest(g, n);
+        int noise = largest(y, n) <= (again > 0 ? work->t.feasibility : work->t.search) * largest(g, n);
         for (Index j = 0; j < face->k && noise; j++) { /* if the rows of the face go through the origin */
             Index i = face->rows[j];
             noise = fabs(face->sides[j] > 0 ? s->high[i] : s->low[i]) <= work->t.underflow;
         }
-        for (Index j = 0; j < n; j++) trial[j] = noise ? 0.0 : y[j];
-        clamp(s, trial);
-        round_point(work, trial);
-        int state = check(s, trial, larger(size, largest(trial, n)), face->held, 1, &work->t);
-        if (state != REJECTED) {
+        for (int zero = noise; zero >= 0; zero--) {
+            for (Index j = 0; j < n; j++) trial[j] = zero ? 0.0 : y[j];
+            clamp(s, trial);
+            round_point(work, trial);
+            int state = check(s, trial, larger(size, largest(trial, n)), face->held, 1, &work->t);
+            if (state == REJECTED) continue;
             copy(y, trial, n);
             return state;
         }

@@ -30,6 +30,11 @@ def answer(problem: Problem, options: Options, start: Tensor | None = None) -> A
         if is_exporting():  # an exported graph has no gradient
             return run.solve(problem, options)
     elif in_forward_mode() or in_transform():
+        if in_forward_mode() and options.gradient == "tangent":
+            raise ConstraintError(
+                'gradient="tangent" is a rule for gradients in reverse mode: with forward mode (jvp, jacfwd, hessian) '
+                'use gradient="exact".'
+            )
         with torch.no_grad():
             found = run.solve(problem.detach(), options, start)
         return found._replace(value=on_face(problem, found, options))

@@ -32,6 +32,11 @@ def as_tensors(**given: ArrayLike | None) -> tuple[dict[str, Tensor | None], boo
             raise ConstraintError(f"{name} cannot be read as an array of numbers: {error}") from None
         if tensor.is_complex() or tensor.dtype in (torch.float16, torch.bfloat16):
             raise DtypeError(f"{name} is {tensor.dtype}; constraints need float32 or float64: write {name}.float().")
+        if tensor.is_nested:
+            raise ConstraintError(
+                f"{name} is a nested tensor; all samples of a set have the same number of rows: fill up with rows of "
+                "zeros and infinite bounds, or build one set for each sample."
+            )
         if tensor.layout != torch.strided:
             tensor = sparse.store(tensor) if name in ("A", "C") else tensor.to_dense()
         tensors[name] = tensor
