@@ -264,3 +264,18 @@ def test_a_conflict_under_strict_is_named_in_any_metric():
         project(f, set.with_metric([3.0]), w, search="full", strict=True)
     (conflict,) = caught.value.conflicts
     assert conflict.rows == (0, 1) and conflict.proven
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
+@pytest.mark.parametrize("metric", [[3, 1], [3.0, 1.0], np.array([3.0, 1.0]), torch.tensor([3.0, 1.0])], ids=type)
+def test_the_metric_of_a_layer_takes_the_number_type_of_the_set(dtype: torch.dtype, metric):
+    C, d = torch.ones(1, 2, dtype=dtype), torch.zeros(1, dtype=dtype)
+    layer = CAffine(lambda x: AffineSet.equality(C, d), metric=metric)
+    answer = layer(torch.tensor([[1.0, 0.0]], dtype=dtype), x=torch.zeros(1, 1))
+    assert torch.allclose(answer, torch.tensor([[0.75, -0.75]], dtype=dtype))
+
+
+def test_two_metrics_are_refused():
+    layer = CAffine(lambda x: AffineSet.box(0.0, 1.0, dim=2).with_metric([2.0, 1.0]), metric=[3.0, 1.0])
+    with pytest.raises(ConstraintError, match="The layer has a metric, and so has the set of its constraint function"):
+        layer(torch.zeros(1, 2), x=torch.zeros(1, 1))

@@ -176,3 +176,15 @@ def test_residuals_see_what_is_wrong():
     assert residuals(y, 2 * one, set, Q, q).dual == 2
     assert residuals(y, 2 * one, set, Q, q).gap == 2
     assert residuals(y, -one, set, Q, q).dual >= 2
+
+
+def test_residuals_of_rows_with_a_weight_count_their_slacks():
+    """At the optimum a row with a weight is exceeded, at its price: no residual."""
+    weak = AffineSet.inequality([[1.0, 1.0]], [-1.5]).soft(weight=2.0)
+    set = (AffineSet.box(-1.0, 1.0, dim=2) & weak).to(DOUBLE)
+    for f in (torch.tensor([0.5, 0.6], dtype=DOUBLE), 2 * normal(7, 3, 4, 2)):
+        answer = project(f, set)
+        found = answer.residuals()
+        assert answer.violation.max() > 0.1
+        assert found.gap.shape == f.shape[:-1]
+        assert max(float(part.max()) for part in (found.primal, found.dual, found.gap)) < 1e-14

@@ -412,3 +412,30 @@ def test_what_cannot_be_a_program_is_refused():
         solve_qp(Q, q)
     with pytest.raises(ConstraintError, match="cannot be mapped or traced"):
         torch.func.vmap(lambda q: solve_qp(Q[0], q, set[0]).value)(q)
+
+
+# ------------------------------------------------------------------------------------------------ edges
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["parts", "set"])
+def test_bounds_of_more_outputs_than_are_stored_in_full(whole: bool):
+    """A large box keeps the entries of its rows only: the kernel read them as a whole matrix."""
+    q = normal(5, 2, 1025)
+    box = AffineSet.box(0.0, 1.0, dim=1025)
+    best = solve_qp(None, q, box) if whole else solve_qp(None, q, lb=0.0, ub=1.0)
+    assert torch.equal(best.value, (q < 0).to(DOUBLE))
+    budget = {"G": torch.ones(1, 1025, dtype=DOUBLE), "h": [2.5]}
+    best = solve_qp(torch.ones(1025, dtype=DOUBLE), q, **budget, lb=0.0, ub=1.0)
+    wanted = project(-q, AffineSet.inequality(budget["G"], budget["h"]) & box)
+    assert (best.value - wanted.value).abs().max() < 1e-12
+
+
+def test_rows_that_are_too_large_in_full_are_refused():
+    with pytest.raises(ConstraintError, match="solve_qp needs all 6000 x 6000 numbers of them"):
+        solve_qp(None, torch.zeros(6000), lb=0.0, ub=1.0)
+
+
+def test_no_objective_and_no_bound():
+    """Every point is a minimum: the answer is a number, not the largest one."""
+    best = solve_qp(None, torch.zeros(2, dtype=DOUBLE), AffineSet.box(-INF, None, dim=2))
+    assert torch.equal(best.value, torch.zeros(2, dtype=DOUBLE)) and not best.active.any()

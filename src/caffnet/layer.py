@@ -117,7 +117,7 @@ class CAffine(nn.Module):
             self._prepare()
         elif callable(constraint):
             self.constraint = constraint
-            self.register_buffer("metric", None if metric is None else torch.as_tensor(metric))
+            self.register_buffer("metric", None if metric is None else _read_metric(metric))
             if isinstance(constraint, nn.Module):
                 self.register_load_state_dict_pre_hook(_warn_of_other_numbers)
         else:
@@ -178,7 +178,15 @@ class CAffine(nn.Module):
                 f"The constraint function must return an AffineSet, got {type(made).__name__}: "
                 "for A y <= b, return AffineSet.inequality(A, b)."
             )
-        return made if self.metric is None else made.with_metric(self.metric)
+        if self.metric is None:
+            return made
+        rows = made.set if isinstance(made, Prepared) else made
+        if rows.metric is not None:
+            raise ConstraintError(
+                "The layer has a metric, and so has the set of its constraint function: give it in one of the two "
+                "places."
+            )
+        return made.with_metric(self.metric.to(rows.dtype))
 
     def _in_need_of_w(self, f: Tensor, constraints: AffineSet | Prepared) -> Tensor:
         """The samples whose f is not feasible, ``(...)``; all, if numbers are not known yet or rows are equalities."""
@@ -261,6 +269,11 @@ class CAffine(nn.Module):
         what = "input-dependent" if self._prepared is None else repr(self._prepared)
         limit = {} if self.null_limit is None else {"null_limit": self.null_limit}
         return ", ".join([what, *(f"{name}={value!r}" for name, value in {**self.options, **limit}.items())])
+
+
+def _read_metric(metric: ArrayLike) -> Tensor:
+    """A metric as a tensor, in double precision unless it is one; every set takes it in its own number type."""
+    return metric if isinstance(metric, Tensor) else torch.as_tensor(metric, dtype=torch.float64)
 
 
 def _kept(part: Tensor) -> Tensor:

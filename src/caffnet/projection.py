@@ -93,10 +93,13 @@ class Projection:
 
     def residuals(self) -> Residuals:
         """How far the conditions of the nearest point are missed, measured from the data."""
-        found, y, M = self.multipliers.detach(), self.value.detach(), self.set.metric
-        assert self.goal is not None  # or there are no multipliers
-        Q = y.new_ones(1, y.shape[-1]) if M is None else M.detach()
-        return residuals(y, found, self.set, Q, -stationary.apply(Q, self.goal.detach()))
+        problem, answer = self._flat()
+        p, found = problem.detach(), self.multipliers.detach().reshape(answer.active.shape)
+        y = answer.value.detach()  # with the slacks of rows that have a weight
+        Q = y.new_ones(1, y.shape[-1]) if p.metric is None else p.metric
+        rows = AffineSet.from_parts(p.A, p.lower, p.upper, None, p.row_kinds)
+        missed = residuals(y, found, rows, Q, -stationary.apply(Q, p.f))
+        return Residuals(*(shaped(t, self.value.shape[:-1]) for t in (missed.primal, missed.dual, missed.gap)))
 
     def _flat(self) -> tuple[Problem, Answer]:
         """The problem and its answer, one sample per line."""

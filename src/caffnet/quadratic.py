@@ -19,6 +19,9 @@ from caffnet.errors import ConstraintError, UnboundedError
 from caffnet.optimality import Residuals, residuals
 from caffnet.projection import Projection, flatten, shaped, start_lines, validate
 
+#: Numbers in rows that are written in full: 256 MB, and as much again while they are worked on.
+LARGEST = 2**25
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Solution(Projection):
@@ -148,14 +151,12 @@ def _rows(q: Tensor, set: AffineSet | Prepared | None, parts: dict[str, ArrayLik
         whole = set.set if isinstance(set, Prepared) else set
         if isinstance(whole, AffineSet) and whole.metric is not None:
             raise ConstraintError("The set has a metric, but solve_qp measures by Q: give it the set without one.")
-        if isinstance(whole, AffineSet) and sparse.is_sparse(whole.A):
-            raise ConstraintError("The rows are sparse, and solve_qp needs whole ones: write set.to_dense().")
         if isinstance(whole, AffineSet) and whole.softness is not None:
             raise ConstraintError(
                 "The set has soft rows, which solve_qp does not take: give each a slack of its own, one more output "
                 "with its price in Q or q."
             )
-        return whole
+        return _in_full(whole) if isinstance(whole, AffineSet) else whole
     for rows, right in (("G", "h"), ("A", "b")):
         if (parts[rows] is None) != (parts[right] is None):
             lone, other = (rows, right) if parts[right] is None else (right, rows)
@@ -169,7 +170,19 @@ def _rows(q: Tensor, set: AffineSet | Prepared | None, parts: dict[str, ArrayLik
         found.append(AffineSet.box(parts["lb"], parts["ub"], dim=q.shape[-1] if isinstance(q, Tensor) else None))
     if not found:
         raise ConstraintError("solve_qp needs constraints: a set, or G and h, A and b, lb or ub.")
-    return functools.reduce(lambda a, b: a & b, found)
+    return _in_full(functools.reduce(lambda a, b: a & b, found))
+
+
+def _in_full(set: AffineSet) -> AffineSet:
+    """The set with its rows in full, which the kernel needs here, if that is no larger than it may be."""
+    if not sparse.is_sparse(set.A):
+        return set
+    if set.m * set.n > LARGEST:
+        raise ConstraintError(
+            f"The rows are sparse, and solve_qp needs all {set.m} x {set.n} numbers of them, which is more than "
+            f"{LARGEST}: leave out bounds that are infinite, or divide the problem."
+        )
+    return set.to_dense()
 
 
 def _with_objective(rows: AffineSet, Q: ArrayLike | None, q: Tensor) -> AffineSet:

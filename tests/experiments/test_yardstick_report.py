@@ -6,7 +6,7 @@ import pytest
 from scipy import stats
 
 from caffnet_lab.experiments.config import resolve
-from caffnet_lab.experiments.records import read_records, read_timings, write_record
+from caffnet_lab.experiments.records import RecordError, read_records, read_timings, write_record
 from caffnet_lab.experiments.report import write_report, yardsticks
 from caffnet_lab.experiments.report.formats import as_markdown, cell_text
 from caffnet_lab.experiments.report.groups import group_records
@@ -88,6 +88,13 @@ def test_a_goal_that_one_seed_misses_does_not_hold():
     records = [made("dcopf-118", "orthogonal", seed, 0.01 if seed < 5 else 0.02) for seed in (1, 2, 3, 4, 5)]
     *_, goals = yardstick_tables(group_records(records), "dcopf-118")
     assert cell_text(goals.rows[0][1]) == "does not hold: Gap (%) 0.0200, Infeasible (%) 0"
+
+
+def test_records_of_other_samples_are_refused():
+    records = [made("dcopf-118", "orthogonal", seed) for seed in (1, 2, 3)]
+    records[1]["evaluation"]["optimum"] = -1.001
+    with pytest.raises(RecordError, match="1 of 3 records of dcopf-118 were tested on other samples"):
+        yardstick_tables(group_records(records), "dcopf-118")
 
 
 def test_a_goal_may_be_another_row():

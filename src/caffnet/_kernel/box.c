@@ -187,6 +187,7 @@ FN int box_point(Work *work, int search) {
             nearest = j;
         }
     }
+    any = any || !(room < HUGE_VAL); /* no output has a bound: none to stand on */
     if (!any) /* g is inside: the nearest bound of all */
         clamped[nearest] = g[nearest] - low[nearest] < high[nearest] - g[nearest] ? low[nearest] : high[nearest];
     int own = feasible && distance(y, f, n, work->norm) <= distance(clamped, f, n, work->norm);

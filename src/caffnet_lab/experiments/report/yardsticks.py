@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Sequence
 
 from caffnet_lab.experiments.config import UNTRAINED, resolve
+from caffnet_lab.experiments.records import RecordError
 from caffnet_lab.experiments.report.formats import number
 from caffnet_lab.experiments.report.groups import TITLES, Group, commands, full_runs, mean_and_spread, title_of
 from caffnet_lab.experiments.report.tables import EMPTY, Cell, Table
@@ -97,6 +98,8 @@ JUDGED = {
     **dict.fromkeys(FORECASTS, ("score", "Error above ours")),
     **dict.fromkeys(DRIVES, ("cost", "Cost above ours")),
 }
+#: Optima of the same samples differ by less, whatever the solver.
+SAME_DATA = 1e-6
 LARGEST = ("gap.max_percent", "gap.max", "inequality.max", "equality.max", "incoherence", "collided")
 #: Half of the 95 % interval of a mean in standard errors, for 1, 2, ... degrees of freedom (Student).
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
@@ -108,8 +111,24 @@ def yardstick_tables(groups: Sequence[Group], task: str) -> list[Table]:
     mine = [group for group in groups if group.task == task]
     if not mine:
         return []
+    _refuse_other_data(mine, task)
     found = [results_table(mine, task), paired_table(mine, task), goals_table(mine, task)]
     return [table for table in found if table is not None]
+
+
+def _refuse_other_data(groups: list[Group], task: str) -> None:
+    """Compare the mean optimum of the test samples: records of other samples have another."""
+    if task not in OPTIMISED:
+        return
+    found = {record["name"]: record["evaluation"]["optimum"] for group in groups for record in group.records}
+    usual = statistics.median_low(found.values())
+    others = [name for name, optimum in found.items() if not math.isclose(optimum, usual, rel_tol=SAME_DATA)]
+    if others:
+        raise RecordError(
+            f"{len(others)} of {len(found)} records of {task} were tested on other samples, their mean optimum is not "
+            f"{usual:.10g}: {', '.join(others[:5])}{', ...' if len(others) > 5 else ''}. "
+            "Move them away and run them again."
+        )
 
 
 def results_table(groups: list[Group], task: str) -> Table:
