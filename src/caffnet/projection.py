@@ -92,7 +92,7 @@ class Projection:
         return shaped(stationary.multipliers(*self._flat()), self.value.shape[:-1])
 
     def residuals(self) -> Residuals:
-        """How far the conditions of the nearest point are missed, measured from the data."""
+        """Residuals of the conditions of the nearest point, measured from the data."""
         found, y, M = self.multipliers.detach(), self.value.detach(), self.set.metric
         assert self.goal is not None  # or there are no multipliers
         Q = y.new_ones(1, y.shape[-1]) if M is None else M.detach()
@@ -289,7 +289,7 @@ def shaped(t: Tensor, batch: torch.Size) -> Tensor:
 def validate(
     f: Tensor, set: AffineSet | Prepared, w: Tensor | None, options: Options, name: str = "f"
 ) -> tuple[AffineSet, torch.Size]:
-    """Make all checks that need no number; the set in the type of f, and the batch axes of the answer.
+    """Check types, shapes and devices. Returns the set in the type of f, and the batch axes of the answer.
 
     Messages call f by `name`.
     """
