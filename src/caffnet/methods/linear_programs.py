@@ -53,7 +53,7 @@ def one_sided(set: AffineSet) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.nd
     with np.errstate(over="ignore"):
         rows, lower, upper = np.ldexp(rows, -exponent[:, None]), np.ldexp(lower, -exponent), np.ldexp(upper, -exponent)
     if (lower == np.inf).any() or (upper == -np.inf).any():
-        raise empty("a bound is too large for float64")
+        raise empty("a lower bound is +inf or an upper one -inf")
     length = np.linalg.norm(rows, axis=-1)
     rows, lower, upper = rows / length[:, None], lower / length, upper / length
     above, below = ~equal & np.isfinite(upper), ~equal & np.isfinite(lower)
