@@ -126,7 +126,7 @@ def test_a_memory_that_does_not_suffice_is_told(here, monkeypatch, error):
         raise error
 
     monkeypatch.setattr("caffnet_lab.methods_table.figures.draw_all", fail)
-    assert told("figures") == "The memory does not suffice: ask for less, or use a machine that has more."
+    assert told("figures") == "Not enough memory: ask for less, or use a machine that has more."
     monkeypatch.setattr("caffnet_lab.experiments.run.build_problem", fail)
     assert told(*ONE_RUN).endswith("use a machine that has more. The run was pwc paper nn seed 1.")
 

@@ -196,9 +196,9 @@ class CAffine(nn.Module):
             return everywhere
         try:
             with torch.no_grad(), no_autocast(f.device.type):
-                # Rounding and NaN aside: to ask for too many does no harm.
+                # Without a tolerance, and NaN counts as outside: a sample too many does no harm.
                 outside = ~(set.violation(f.detach()) <= 0).all(-1)
-        except ConstraintError:  # `project` will say what is wrong
+        except ConstraintError:  # `project` raises the same error
             return everywhere
         return outside if outside.shape == everywhere.shape else everywhere
 
@@ -386,7 +386,7 @@ def _warn_of_other_rows(module: CAffine, state: dict[str, Any], prefix: str, *_:
     if any(
         new.shape != old.shape or new.layout != old.layout or sparse.numbers(new).isnan().any() for new, old in pairs
     ):
-        return  # an error is to come
+        return  # torch or the layer raises an error for these
     if sparse.is_sparse(own.A):
         pairs[0] = (sparse.row_key(pairs[0][0]), sparse.row_key(own.A))
     A, lower, upper, *others = (_differs(new, old) for new, old in pairs)
@@ -406,7 +406,7 @@ def _warn_of_other_rows(module: CAffine, state: dict[str, Any], prefix: str, *_:
 
 
 def _differs(new: Tensor, old: Tensor) -> Tensor:
-    """Where two tensors are different numbers, not the same ones in float32 and float64."""
+    """Mask of the entries that differ; a float64 number and its float32 rounding count as equal."""
     short = torch.float32 if torch.float32 in (new.dtype, old.dtype) else old.dtype
     return new.to(old.device, short) != old.to(short)
 

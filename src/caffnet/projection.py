@@ -92,7 +92,7 @@ class Projection:
         return shaped(stationary.multipliers(*self._flat()), self.value.shape[:-1])
 
     def residuals(self) -> Residuals:
-        """How far the conditions of the nearest point are missed, measured from the data."""
+        """Residuals of the conditions of the nearest point, measured from the data."""
         problem, answer = self._flat()
         p, found = problem.detach(), self.multipliers.detach().reshape(answer.active.shape)
         y = answer.value.detach()  # with the slacks of rows that have a weight
@@ -292,7 +292,7 @@ def shaped(t: Tensor, batch: torch.Size) -> Tensor:
 def validate(
     f: Tensor, set: AffineSet | Prepared, w: Tensor | None, options: Options, name: str = "f"
 ) -> tuple[AffineSet, torch.Size]:
-    """Make all checks that need no number; the set in the type of f, and the batch axes of the answer.
+    """Check types, shapes and devices. Returns the set in the type of f, and the batch axes of the answer.
 
     Messages call f by `name`.
     """

@@ -231,7 +231,7 @@ def _complain(problem: Problem, found: proximal.Minimum, options: Options) -> No
         raise UnboundedError(
             f"The objective of {len(samples)} of {len(answer.status)} samples falls without end, first in sample "
             f"{samples[0] or '()'}: along the direction {_short(found.ray[endless[0]])} no row stops it and Q does not "
-            'curve. Bound the outputs, or pass on_infeasible="nan" to mark such samples UNBOUNDED and go on.',
+            'curve. Bound the outputs, or pass on_infeasible="nan" to mark such samples UNBOUNDED and continue.',
             samples,
             found.ray[endless],
         )

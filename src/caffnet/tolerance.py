@@ -102,9 +102,9 @@ def flat(dtype: torch.dtype, n: int) -> float:
     return 8 * max(n, 1) * torch.finfo(dtype).eps
 
 
-#: How far the steps of the proximal sequence go, in turn, in units of the room around the point. A far one comes near
-#: the end of a linear program, but tells its rows apart with an error of so many units in the last place; a near one,
-#: from there, tells them apart.
+#: Lengths of the steps of the proximal sequence, in turn, in units of the room around the point. A long step comes
+#: near the end of a linear program, with a rounding error of so many units in the last place; the short step after it
+#: starts from there and finds the right rows.
 PROXIMAL = 2.0**-6, 2.0**8, 2.0**-6, 2.0**16, 2.0**-6, 2.0**24
 
 #: The least and the most of the damping ε of that sequence, as shares of the largest entry of Q: enough to factorise
@@ -129,7 +129,7 @@ def shell(dtype: torch.dtype, n: int) -> float:
     """The share of the way from a centre to the boundary that a map into the interior leaves out.
 
     Evaluating ``c + k z`` and then ``a_i u`` costs some ``n eps`` of the numbers involved; the slack at the centre is a
-    fair share of them. Sixty-four such errors keep every row satisfied in floating point, and no policy can tell.
+    fair share of them. Sixty-four such errors keep every row satisfied in floating point; no policy notices them.
     """
     return 64 * max(n, 1) * torch.finfo(dtype).eps
 

@@ -17,7 +17,7 @@ from caffnet_lab.experiments.config import MOST_SEED, MOST_THREADS, WHOLE_NUMBER
 
 
 class _Commands(TyperGroup):
-    """The commands; one line says where a file cannot be written or the memory does not suffice."""
+    """The commands. An unwritable file and a lack of memory give an error of one line."""
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command."""
@@ -30,7 +30,7 @@ class _Commands(TyperGroup):
         except (MemoryError, RuntimeError) as error:
             if not _out_of_memory(error):
                 raise
-            short = MemoryError("The memory does not suffice: ask for less, or use a machine that has more.")
+            short = MemoryError("Not enough memory: ask for less, or use a machine that has more.")
             for note in getattr(error, "__notes__", ()):
                 short.add_note(note)
             _fail(short)
@@ -39,7 +39,7 @@ class _Commands(TyperGroup):
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, cls=_Commands)
 
 
-def _tell_version(wanted: bool) -> None:
+def _print_version(wanted: bool) -> None:
     if wanted:
         from caffnet import __version__
 
@@ -50,7 +50,7 @@ def _tell_version(wanted: bool) -> None:
 @app.callback()
 def caffnet(
     version: Annotated[
-        bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Print the version and exit.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """Hard affine constraints on the outputs of neural networks."""
@@ -65,9 +65,7 @@ def run(
     config: Annotated[Path | None, typer.Option(help="TOML file; options below override it.")] = None,
     protocol: Annotated[
         str | None,
-        typer.Option(
-            help="paper (default): as published; ours: what we recommend, and the only one of the yardsticks."
-        ),
+        typer.Option(help="paper (default): as published; ours: what we recommend; the yardsticks have ours only."),
     ] = None,
     method: Annotated[
         list[str] | None,
@@ -123,20 +121,22 @@ def run(
         if twice := sorted(set(given) & set(others)):
             raise ConfigError(f"{', '.join(twice)} is set twice: by an option and by --set.")
         campaign = load_campaign(config, default_device(), **given, **others)
-        console = Console(quiet=os.environ.get("RANK", "0") != "0")  # of several processes, one speaks
+        console = Console(quiet=os.environ.get("RANK", "0") != "0")  # only one of several processes prints
         with progress_bars(campaign.runs, console) as (on_tick, on_done):
             run_campaign(campaign, on_tick, on_done)
     except (ConfigError, CheckpointError, RecordError, DivergedError, WorkerError, ImportError) as error:
         _fail(error)
     except KeyboardInterrupt:
-        typer.secho("Stopped. The same command goes on from the last checkpoints.", err=True)
+        typer.secho("Stopped. Rerun the command to resume from the last checkpoints.", err=True)
         raise typer.Exit(130) from None
 
 
 @app.command("time")
 def time_(
     task: Annotated[str, typer.Argument(help="pwc, opt, cbf or a yardstick.")],
-    protocol: Annotated[str | None, typer.Option(help="paper (default) or ours; of the yardsticks ours.")] = None,
+    protocol: Annotated[
+        str | None, typer.Option(help="paper (default) or ours; the yardsticks have ours only.")
+    ] = None,
     method: Annotated[list[str] | None, typer.Option(help="As in run; repeat for more. All by default.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; cuda by default if there is one.")] = None,
     rounds: Annotated[int, typer.Option(help="Epochs of each method that are timed.")] = 7,
@@ -247,7 +247,7 @@ def methods(
     float32: Annotated[bool, typer.Option("--float32", help="Measure in float32 instead of float64.")] = False,
 ) -> None:
     """Measure the paper's Table 1: every method on every kind of constraint."""
-    _check_folder("--out", out)  # before minutes of work that would have no place
+    _check_folder("--out", out)  # before minutes of work whose results could not be written
 
     import torch
     from rich.progress import Progress

@@ -1,4 +1,4 @@
-"""Text of any origin inside Markdown and CSV: shown as it is, never obeyed. No torch here."""
+"""Text of any origin inside Markdown and CSV: shown as it is, never interpreted. No torch here."""
 
 from __future__ import annotations
 

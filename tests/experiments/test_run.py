@@ -306,7 +306,7 @@ def test_ctrl_c_stops_all_processes(tmp_path):
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
     _, told = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert told.strip() == "Stopped. The same command goes on from the last checkpoints."
+    assert told.strip() == "Stopped. Rerun the command to resume from the last checkpoints."
     saved = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.safetensors")}
     assert 1 <= len(saved) <= 2
     time.sleep(1.0)

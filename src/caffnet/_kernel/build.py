@@ -121,8 +121,8 @@ def build(
         compile_file("onnx.c", "onnx")
         made = Path(folder) / target.name
         math = [] if system == "win32" else ["-lm"]
-        # A function that is nowhere defined is an error now, not when the library is loaded, as on other systems.
-        # Sanitizers leave theirs to the program.
+        # An undefined function is an error here, as on other systems, and not only when the library is loaded.
+        # Functions of sanitizers are defined by the program.
         whole = ["-Wl,-z,defs"] if system == "linux" and not any("sanitize" in flag for flag in flags) else []
         _run([*compiler, *flags, "-shared", *objects, "-o", str(made), *math, *whole])
         os.replace(made, target)

@@ -3,7 +3,7 @@
 It is the same C source (gpu.cu wraps it), so it decides, proves and differentiates as on the CPU. A thread takes one
 sample after the other; its workspace is global memory. Nothing waits for the device but the count of bad samples, and
 that only where they raise. ``python -m caffnet._kernel.gpu`` compares the device with the CPU; with
-``sm_70 sm_80`` it compiles for these and tells registers and spills.
+``sm_70 sm_80`` it compiles for these and prints registers and spills.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from caffnet.errors import KernelError
 SOLVE, GRADIENT = "caffnet_solve_batch", "caffnet_gradient_batch"
 BLOCK = 64  # threads: samples differ in their steps, so few wait for each other
 MOST_WORKSPACE = 2**30  # bytes; a larger batch takes turns
-# What the files include of the C library; NVRTC has the functions built in.
+# Headers of the C library that the files include; NVRTC has the functions built in.
 _HEADERS = {
     "math.h": "#define HUGE_VAL __longlong_as_double(0x7ff0000000000000LL)\n"
     "#define NAN __longlong_as_double(0x7ff8000000000000LL)\n",

@@ -28,7 +28,7 @@ def scratch(size: int) -> int:
 
 
 def comes_again(key: tuple[int, ...]) -> bool:
-    """Whether this thread has seen a matrix before: one that is used once is not worth a piece of its own."""
+    """Check whether this thread has seen a matrix before; one that is used only once gets no memory of its own."""
     seen: dict[tuple[int, ...], None] = _own.__dict__.setdefault("seen", {})
     if key in seen:
         return True

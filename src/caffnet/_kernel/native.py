@@ -133,7 +133,7 @@ def lines(t: Tensor, core: int) -> Tensor:
 
 
 def _step(t: Tensor, core: int) -> int:
-    """How far apart the samples of `lines` are: 0 where all share one."""
+    """The distance between neighbouring samples of `lines`, in elements; 0 where all share one."""
     return t.stride(0) if t.ndim > core and t.shape[0] > 1 else 0
 
 
@@ -292,9 +292,9 @@ def solve(problem: Problem, options: Options, start: Tensor | None = None) -> tu
 
 
 def _decide_in_full(problem: Problem, options: Options, answer: Answer) -> int:
-    """Ask again with all numbers of a sparse A for samples on which its own search does not end; how many are bad.
+    """Solve samples with A in full where the sparse search did not end; returns the number of bad samples.
 
-    These are mostly empty sets, or sets without an inside. Where the matrix is too large for that they are INVALID.
+    These are mostly empty sets, or sets without an interior. Where A is too large in full, they are INVALID.
     """
     open = (answer.status == _UNDECIDED).nonzero().squeeze(-1)
     if len(open):
@@ -336,7 +336,7 @@ def gradient(
     ]
     v = lines(v, 1)
     batch = Batch(p, options, answer, None, keep=True)
-    # What all samples add up in one place is not for several threads.
+    # Sums over all samples go to one place, so they run in one thread.
     summed = any(t is not None and t.ndim <= core for t, core in zip(sums, CORES, strict=True))
     batch.run(_library().caffnet_gradient, pack_gradients(v, to_f, to_w, sums), size=0 if summed else None)
     to_A, *others = (None if t is None else t.to(p.f.dtype) for t in sums)

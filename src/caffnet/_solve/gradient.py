@@ -1,4 +1,4 @@
-"""How an answer is differentiated.
+"""Derivatives of an answer.
 
 The kernel differentiates what it has solved (`run.gradient`; the formula stands in projection.py). Where a derivative
 is itself differentiated, carried forward or mapped, the answer is written as the closed form on its known face in plain
@@ -244,7 +244,7 @@ class _Inward(torch.autograd.Function):
         (v,) = incoming
         known = v.isfinite().all(-1, keepdim=True)
         goal = torch.where(known, -v, 0.0)
-        # The kinds of the rows are those of the cone, which the numbers tell.
+        # The cone decides the kinds of the rows; they are read from its bounds.
         A, lower, upper = ctx.saved_tensors
         problem = Problem(goal, None, A, lower, upper, None, "B" * len(ctx.row_kinds), None, (goal.shape[0],))
         step = answer(problem, Options(search="active", on_infeasible="nearest")).value

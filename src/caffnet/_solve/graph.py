@@ -62,7 +62,7 @@ def check_search(row_kinds: str, n: int, options: Options) -> str:
 
 
 def check_options(options: Options) -> None:
-    """Refuse what plain operations cannot keep.
+    """Refuse options that plain operations cannot carry out.
 
     Raises:
         ConstraintError: the graph would behave in another way than the layer in Python.
@@ -90,7 +90,7 @@ def check_softness(set: AffineSet) -> None:
 
 
 def solve(problem: Problem, options: Options) -> Answer:
-    """Answer every sample; the gradient of an exported graph is not a matter of it."""
+    """Answer every sample. An exported graph has no gradient."""
     if problem.metric is not None:
         white = White(problem.metric)
         found = solve(white.problem(problem), options)
@@ -117,7 +117,7 @@ def solve(problem: Problem, options: Options) -> Answer:
 
 
 def _is_sound(p: Problem) -> Tensor:
-    """Samples whose data are numbers, ``(B,)``: all finite but for bounds that are none; equalities have one."""
+    """Samples with usable data, ``(B,)``: no NaN, and infinities only as missing bounds of inequalities."""
     equal = torch.tensor([kind == EQUAL for kind in p.row_kinds], dtype=torch.bool, device=p.f.device)
     rows = p.A.isfinite().all(-1) & ~p.lower.isnan() & ~p.upper.isnan() & ~(equal & p.upper.isinf())
     outputs = p.f.isfinite() if p.w is None else p.f.isfinite() & (p.f + p.w).isfinite()
@@ -217,7 +217,7 @@ def _pick(t: Tensor, winner: Tensor) -> Tensor:
 
 
 def _independent_rows(rows: _Rows, row_kinds: str) -> Tensor:
-    """How many rows (beside equalities) are independent: a number or ``(B,)``."""
+    """The number of independent rows beside the equalities: one number or ``(B,)``."""
     chosen = [[i for i, kind in enumerate(row_kinds) if kind == EQUAL]]
     chosen.append(chosen[0] + [i for i, kind in enumerate(row_kinds) if kind not in (EQUAL, FREE)])
     ranks = []

@@ -115,7 +115,7 @@ def explain(problem: Problem, options: Options, sample: int) -> Conflict:
 
 
 def _rank() -> str:
-    """Which of several processes speaks, as a prefix; the others only see that it is gone."""
+    """The rank of this process, as a prefix of its messages; the other processes only see that it has ended."""
     several = torch.distributed.is_available() and torch.distributed.is_initialized()
     return f"rank {torch.distributed.get_rank()}: " if several else ""
 
@@ -147,7 +147,7 @@ def _invalid(p: Problem) -> ConstraintError:
         place = sparse.place_of(p.A, place[0])
     return ConstraintError(
         f"{_rank()}{name} must be finite, got {number} {_where(p, name, place)}. "
-        'Find out where it comes from, or pass on_infeasible="nan" to mark such samples INVALID and go on.'
+        'Find out where it comes from, or pass on_infeasible="nan" to mark such samples INVALID and continue.'
     )
 
 

@@ -112,7 +112,7 @@ def subset_sizes(row_kinds: str, n: int, lite: bool) -> tuple[int, ...]:
 
 
 def count_subsets(row_kinds: str, sizes: tuple[int, ...]) -> int:
-    """How many sub-constraints of the given sizes there are: never both sides of one row."""
+    """Count the sub-constraints of the given sizes. None of them has both sides of one row."""
     two = row_kinds.count(BOTH)
     one = row_kinds.count(UPPER) + row_kinds.count(LOWER)
     return sum(math.comb(two, k) * 2**k * math.comb(one, size - k) for size in sizes for k in range(min(two, size) + 1))

@@ -19,7 +19,7 @@ DEFAULT_BUDGET = 256 * 2**20  # bytes
 
 
 class Status(enum.IntEnum):
-    """How a sample was answered.
+    """Outcome of a sample.
 
     INSIDE: `f` satisfied every row and came back bit for bit.
     PROJECTED: the nearest feasible candidate.
@@ -42,7 +42,7 @@ class Status(enum.IntEnum):
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """How to answer; `caffnet.project` documents each."""
+    """Options of a projection; `caffnet.project` documents each."""
 
     search: str = "auto"
     norm: float = 2.0

@@ -121,7 +121,7 @@ def _descend(problem: Problem, found: Minimum, places: Tensor, damped: bool, opt
                 empty = _at(problem, places[lost], double=False)
                 none = run.solve(empty._replace(f=torch.zeros_like(empty.f), metric=None), options)
                 answer.value[places[lost]], answer.active[places[lost]] = none.value, none.active
-                # A set that has a point was not what was wrong.
+                # If the set has a point, the fault lies elsewhere in the data.
                 answer.status[places[lost]] = torch.where(
                     none.status > Status.WITHIN_TOL, none.status, Status.INVALID
                 ).to(torch.int8)

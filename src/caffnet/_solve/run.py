@@ -1,4 +1,4 @@
-"""Where a batch is solved: by the kernel, as one opaque operation for tracers, or as plain arithmetic to be exported.
+"""Solves a batch: by the kernel, as one opaque operation for tracers, or as plain arithmetic for export.
 
 `torch.compile`, `torch.export` and `torch.func.vmap` cannot look into compiled code, so for them the kernel is one
 operation: graphs call it as it is (and it still raises), a mapped axis becomes more samples. For C++ it is defined over
@@ -23,7 +23,7 @@ from caffnet._solve.tracing import are_concrete, is_compiling, is_exporting_plai
 
 
 def solve(problem: Problem, options: Options, start: Tensor | None = None) -> Answer:
-    """Answer every sample. Gradients are the matter of `gradient`.
+    """Answer every sample, without gradients; `gradient` computes those.
 
     Args:
         problem: the data.

@@ -50,7 +50,7 @@ def from_entries(starts: Tensor, columns: Tensor, values: Tensor, n: int) -> Ten
 
 
 def _starts(rows: Tensor, m: int) -> Tensor:
-    """Where each of the m rows begins in a sorted list of row numbers."""
+    """The start of each of the m rows in a sorted list of row numbers."""
     return torch.searchsorted(rows.contiguous(), torch.arange(m + 1, device=rows.device))
 
 
@@ -73,7 +73,7 @@ def stack(first: Tensor, second: Tensor) -> Tensor:
 
 
 def entries(A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Where rows begin ``(m + 1,)``, columns and values ``(entries,)`` of a matrix ``(m, n)`` of any kind."""
+    """Starts of the rows ``(m + 1,)``, columns and values ``(entries,)`` of a matrix ``(m, n)`` of any kind."""
     if is_sparse(A):
         return A.crow_indices(), A.col_indices(), A.values()
     rows, columns = (A.detach() != 0).nonzero(as_tuple=True)

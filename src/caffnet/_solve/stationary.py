@@ -71,7 +71,7 @@ def multipliers(problem: Problem, answer: Answer) -> Tensor:
 
 
 def _wrong_side(p: Problem, answer: Answer, found: Tensor) -> Tensor:
-    """How far each multiplier lies on the side that its bound does not allow; 0 for an equality."""
+    """The size of each multiplier whose sign its bound does not allow, else 0; 0 for an equality."""
     side = torch.where(p.lower == p.upper, 0, answer.active).to(found.dtype)
     return (-side * found).clamp_min(0.0)
 

@@ -1,4 +1,4 @@
-"""What must hold: sets, the kinds of their rows, and which rows may give way."""
+"""Constraints: sets, the kinds of their rows, and soft rows."""
 
 from caffnet.constraints import collation as collation  # so that default_collate knows sets
 from caffnet.constraints.affine_set import AffineSet

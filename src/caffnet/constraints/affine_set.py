@@ -162,7 +162,9 @@ class AffineSet:
         kinds = "".join(row_kinds)
         if len(kinds) != A.shape[-2] or kinds.strip(EQUAL + UPPER + LOWER + BOTH + FREE):
             raise ConstraintError(f"row_kinds must be {A.shape[-2]} characters of '=<>B-', one per row, got {kinds!r}.")
-        read = read_labels_again if isinstance(labels, tuple) else read_labels  # a tuple is mostly that of another step
+        read = (
+            read_labels_again if isinstance(labels, tuple) else read_labels
+        )  # a tuple mostly comes from an earlier set
         return cls._build(A, lower, upper, read(labels, len(kinds)), kinds, weak, metric, softness)
 
     # ------------------------------------------------------------------------------------------------ what it is
@@ -189,7 +191,7 @@ class AffineSet:
 
     @property
     def softness(self) -> Softness | None:
-        """Which rows may give way, as `soft` has said; None if all are hard."""
+        """The soft rows and their weights; None if all rows are hard."""
         return self._softness
 
     @property
@@ -214,7 +216,7 @@ class AffineSet:
 
     @property
     def device(self) -> torch.device:
-        """Where the data are."""
+        """The device of the data."""
         return self._A.device
 
     @property
@@ -229,7 +231,7 @@ class AffineSet:
 
     @property
     def row_kinds(self) -> str:
-        """Which sides of each row can bind, one character per row.
+        """The sides of each row that can bind, one character per row.
 
         ``"="`` equality, ``"<"`` upper bound, ``">"`` lower bound, ``"B"`` both, ``"-"`` none.
         """
@@ -242,7 +244,7 @@ class AffineSet:
 
     @property
     def labels(self) -> Labels:
-        """The names that were given; None for a row, or for all, without."""
+        """The given names: None for a row without one, or for a set without any."""
         return self._labels
 
     @property
@@ -397,7 +399,7 @@ class AffineSet:
         return self._build(*here._parts(), here.metric, Softness(WEIGHTED * self.m, given))
 
     def without_soft(self) -> AffineSet:
-        """The rows that are hard, or hard unless the nearest point is asked for, alone.
+        """The set without its soft rows. Rows of ``soft(when="nearest")`` stay.
 
         >>> (AffineSet.box(0.0, 1.0, dim=2) & AffineSet.inequality([[1.0, 1.0]], [1.0]).soft()).without_soft()
         AffineSet(2 rows in R^2)
@@ -418,8 +420,8 @@ class AffineSet:
         """The same rows with other bounds ``(..., m)``: the way to write "A is fixed, b depends on the input".
 
         A bound that is left out stays; an equality takes whichever is given for both. Sides that are infinite in this
-        set must stay so: the numbers of this set say which sides there are, and are otherwise of no account. What all
-        samples share is scaled, recognised and factorised once for a batch.
+        set must stay so: its finite bounds only say which sides exist. What all samples share is scaled, recognised and
+        factorised once for a batch.
 
         >>> demand = AffineSet.equality([[1.0, 1.0, 1.0]], [0.0], names=["demand"]) & AffineSet.box(0.0, 1.0, dim=3)
         >>> demand.with_bounds(upper=torch.rand(5, 4))
@@ -454,7 +456,7 @@ class AffineSet:
         return self._build(A, lower, upper, self._labels, self._row_kinds, self._weak, metric, softness)
 
     def expand(self, batch: torch.Size) -> AffineSet:
-        """The same set for a batch of this shape: rows of a part get its axes, rows of all stay as they are."""
+        """The same set for a batch of this shape. An A without batch axes stays shared."""
         if self._A.ndim == 2 or self._A.shape[:-2] == batch:
             return self
         A = self._A.expand(*batch, self.m, self.n)
@@ -483,7 +485,7 @@ class AffineSet:
     # ------------------------------------------------------------------------------------------------ measuring
 
     def violation(self, y: ArrayLike) -> Tensor:
-        r"""How far each row is broken, $\max(A y - upper,\; lower - A y,\; 0)$, ``(..., m)``, in the user's units."""
+        r"""The violation of each row, $\max(A y - upper,\; lower - A y,\; 0)$, ``(..., m)``, in the user's units."""
         here, point = self._facing(y)
         value = sparse.product(here.A, point)
         return torch.maximum(value - here.upper, here.lower - value).clamp_min(0)
@@ -543,7 +545,7 @@ class AffineSet:
 
 
 def _meet(first: AffineSet, second: AffineSet) -> tuple[AffineSet, AffineSet]:
-    """Both sets in one number type and on one device; what was merely assumed gives way."""
+    """Both sets in one number type and on one device; a number type or device that was only assumed is converted."""
     if first.device != second.device and (first.weak or second.weak):
         first, second = (first.to(second.device), second) if first.weak else (first, second.to(first.device))
     if first.device != second.device:

@@ -1,4 +1,4 @@
-"""What is known of rows beside their numbers: which sides can bind, and what they are called."""
+"""Properties of rows beside their numbers: the sides that can bind, and their names."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def inspect_kinds(lower: Tensor, upper: Tensor) -> str:
 
 @remember
 def is_kind(row_kinds: str, kinds: str, device: torch.device) -> Tensor:
-    """Which rows are of one of these kinds, ``(m,)``."""
+    """Mask of the rows of these kinds, ``(m,)``."""
     return torch.tensor([kind in kinds for kind in row_kinds], dtype=torch.bool, device=device)
 
 

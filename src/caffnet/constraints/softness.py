@@ -1,4 +1,4 @@
-"""Which rows of a set may give way, and at what price."""
+"""Soft rows of a set, and the price of their violation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HARD, SOFT, SOFT_IF_NEAREST, WEIGHTED = ".", "s", "n", "w"
 
 
 class Softness(NamedTuple):
-    """Which rows of a set may give way.
+    """The soft rows of a set: rows that may give way.
 
     Attributes:
         kinds: one character per row: ``"."`` hard; ``"s"`` gives way where the set is empty; ``"n"`` does so if
@@ -31,7 +31,7 @@ class Softness(NamedTuple):
 
 
 def join_softness(first: Softness, second: Softness) -> Softness:
-    """Which rows of an intersection may give way."""
+    """The soft rows of an intersection."""
     parts = (first, second)
     weights = [part.weight for part in parts if part.weight is not None]
     weight = stack_bounds(*weights) if len(weights) == 2 else weights[0] if weights else None

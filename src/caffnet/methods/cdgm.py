@@ -112,7 +112,7 @@ def bounds_by_output(
     """For each output the rows ``c`` and right sides ``k`` of its lower and upper bounds ``k - c y_earlier``."""
     A, lower, upper = (t.detach().double().cpu().numpy() for t in (set.A, set.lower, set.upper))
     if (lower == np.inf).any() or (upper == -np.inf).any():
-        raise empty("a bound lies beyond every number")
+        raise empty("a lower bound is +inf or an upper one -inf")
     above, below = np.isfinite(upper), np.isfinite(lower)
     numbers = np.vstack([np.c_[A, upper][above], -np.c_[A, lower][below]])
     share = tolerance.rank(set.dtype, set.n)  # what of a number may be the rounding of the data

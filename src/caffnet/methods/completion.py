@@ -68,8 +68,8 @@ class Completion:
         """Check whether ``C_D`` has full rank, ``(...)``, by its smallest singular value for rows of length one.
 
         The determinant, which costs less, settles most cases: the other singular values multiply to less than two,
-        because the squares of all sum to at most q. Alone it would not do: that of 90 healthy rows can be 1e-20. A
-        sample that is no number is not judged.
+        because the squares of all sum to at most q. Alone it would not do: that of 90 healthy rows can be 1e-20.
+        Samples with NaN are not judged.
         """
         least = tolerance.rank(self.square.dtype, self.square.shape[-1] + self.rest.shape[-1])
         square = unit_rows(torch.cat([self.square, self.rest], -1).detach())[..., : len(self.dependent)]

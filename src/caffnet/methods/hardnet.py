@@ -101,7 +101,7 @@ class HardNet(Method):
             return f - matvec(self._inverse(set.A), excess)
         # The published code solves instead of inverting when A differs between samples.
         A = set.A.expand(*excess.shape[:-1], set.m, set.n)
-        # A factorisation fails as a whole on what is no number: such samples pass by it, and stay without an answer.
+        # A factorisation of a batch fails if one sample has NaN: such samples are left out and get no answer.
         known = (excess.isfinite().all(-1) & A.isfinite().all(-1).all(-1)).unsqueeze(-1)
         A, excess = torch.where(known.unsqueeze(-1), A, 0.0), torch.where(known, excess, 0.0)
         rcond = None  # torch leaves out the directions that are rounding

@@ -1,4 +1,4 @@
-"""Linear programs about polyhedra, through scipy's HiGHS: empty? flat? which rows are needed? where is the middle?
+"""Linear programs about polyhedra, through scipy's HiGHS: emptiness, flat rows, redundant rows, and a middle.
 
 All sets here are ``{y : A y <= b}`` in numpy, float64, with rows of length one; ``b - A y`` are then distances.
 
@@ -53,7 +53,7 @@ def one_sided(set: AffineSet) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.nd
     with np.errstate(over="ignore"):
         rows, lower, upper = np.ldexp(rows, -exponent[:, None]), np.ldexp(lower, -exponent), np.ldexp(upper, -exponent)
     if (lower == np.inf).any() or (upper == -np.inf).any():
-        raise empty("a bound lies beyond every number")
+        raise empty("a lower bound is +inf or an upper one -inf")
     length = np.linalg.norm(rows, axis=-1)
     rows, lower, upper = rows / length[:, None], lower / length, upper / length
     above, below = ~equal & np.isfinite(upper), ~equal & np.isfinite(lower)
@@ -88,7 +88,7 @@ class Deepest:
         point: the point, ``(n,)``.
         room: its distance to the nearest row, measured; not more than it needs to be.
         unit: the size of the set's data.
-        flat: the rows that hold with equality at every point, as far as rounding can tell, ``(m,)``.
+        flat: the rows that hold with equality at every point, up to rounding, ``(m,)``.
     """
 
     point: np.ndarray
@@ -105,8 +105,8 @@ def deepest(A: np.ndarray, b: np.ndarray, noise: Callable[[np.ndarray], np.ndarr
     no point in the set; zero, every row with a weight holds with equality; positive, there may be room.
 
     The first try stays near the origin: rows that are parallel but for rounding also meet, very far away. There
-    weights with ``|w A| <= parallel`` show that rows hold with equality, as far as the data can tell; that there is no
-    point they do not show.
+    weights with ``|w A| <= parallel`` show that rows hold with equality, up to the rounding of the data; they do
+    not show that there is no point.
 
     Args:
         A: rows of length one.
@@ -179,7 +179,7 @@ def nearest_deep_point(A: np.ndarray, b: np.ndarray, found: Deepest, N: np.ndarr
     rows, which changes with their units, and leaves the rest to its solver.)
     """
     m, n = A.shape
-    if not m or found.room <= CLEAR * found.unit:  # HiGHS does not see as much
+    if not m or found.room <= CLEAR * found.unit:  # too little room for HiGHS to see
         return found.point
     inside = np.hstack([A, np.zeros((m, 1))])
     box = np.vstack([np.hstack([sign * N, -np.ones((len(N), 1))]) for sign in (1, -1)])  # |(N z + y_p)_i| <= t

@@ -69,7 +69,7 @@ class POLICE(Method):
         self.register_buffer("vertices", constraint.vertices.detach().clone())
 
     def _check_structure(self, set: AffineSet) -> None:
-        """There is none: the output is free."""
+        """Check nothing: the output is free."""
 
     def run(self, x: Any, nominal: Tensor | None = None) -> Output:
         """Vertices and data go through the layers together."""

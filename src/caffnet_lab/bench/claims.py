@@ -35,7 +35,7 @@ class Figure:
         limit: what it must not pass.
         above: whether the value must be at least the limit (else at most).
         refused: a condition that failed, whatever the number.
-        excused: the limit may be passed: what the user allowed by the budget of the search was kept.
+        excused: a value beyond the limit is no miss, because the search stayed within the user's budget.
     """
 
     value: float | None
@@ -46,7 +46,7 @@ class Figure:
 
     @property
     def verdict(self) -> str:
-        """``pass``, ``MISS``, ``not measured``, or ``budget`` where only that was kept."""
+        """``pass``, ``MISS``, ``not measured``, or ``budget`` where only the budget was kept."""
         if self.value is None:
             return ABSENT
         good = self.value >= self.limit if self.above else self.value <= self.limit

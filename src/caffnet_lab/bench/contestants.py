@@ -1,4 +1,4 @@
-"""Who takes part: our layer with each search, the backbone alone, the paper's literal algorithm, and the rivals.
+"""Contestants: our layer with each search, the backbone alone, the paper's literal algorithm, and the rivals.
 
 A contestant turns a task into calls that are ready to be timed. Everything that a user would do once (import, build a
 problem, factorise a shared A, convert the constraints) is done here; everything that depends on f is in the calls.

@@ -33,17 +33,17 @@ print(time.perf_counter() - start, (resource.getrusage(resource.RUSAGE_SELF).ru_
 """
 
 
-def measure(quick: bool = False, tell: Callable[[str], None] = lambda line: None) -> list[Claim]:
-    """Measure all lines; `tell` hears which one is being measured."""
+def measure(quick: bool = False, announce: Callable[[str], None] = lambda line: None) -> list[Claim]:
+    """Measure all lines; `announce` is called with each before it is measured."""
     claims = []
     for line, limits, calls in _lines():
-        tell(line)
+        announce(line)
         forward, train = (
             Figure(_ratio(*pair, rounds=15 if quick else 60), limit) if pair and limit is not None else None
             for pair, limit in zip(calls, limits, strict=True)
         )
         claims.append(Claim(line, forward, train))
-    tell("cold start")
+    announce("cold start")
     return [*_cold_start(), *claims]
 
 

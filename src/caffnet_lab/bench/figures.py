@@ -15,7 +15,7 @@ from caffnet_lab.bench.measure import Record
 
 DPI = 160
 TITLES = {"forward": "forward", "train": "forward + backward"}
-#: Okabe and Ito's colours, told apart by the colour-blind; markers say it a second time.
+#: Okabe and Ito's colours, which colour-blind readers can distinguish; each has its own marker.
 _LOOKS = {
     LAYER: ("#D55E00", "o", "-"),
     BACKBONE: ("#000000", "", "--"),

@@ -26,7 +26,7 @@ from caffnet_lab.bench.reference import Reference
 from caffnet_lab.bench.tasks import TASKS, Task
 
 LONG = 2  # times the seconds of an effort: measured by a single call
-GROWS_LIKE = 3  # a contestant's time is expected to grow at least like n³: what is skipped is said
+GROWS_LIKE = 3  # a contestant's time is expected to grow at least like n³; skipped sizes are reported
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Record:
         wrong: the share of samples farther than 1e-6 of the data's size.
         gradient: the largest error of an entry of the gradient of f, away from kinks.
         memory: bytes beyond the inputs at the peak of one forward and backward.
-        skipped: why it did not take part, or did no longer.
+        skipped: the reason why it did not take part, or stopped.
     """
 
     task: str
@@ -193,7 +193,7 @@ def measure_task(
 
 
 def _expect(before: tuple[int, float] | None, n: int, limits: Limits) -> None:
-    """Refuse what would pass the time limit, judged by what the contestant took at a smaller n."""
+    """Refuse a contestant that would exceed the time limit, judged by its time at a smaller n."""
     if before is None:
         return
     size, seconds = before
@@ -203,7 +203,7 @@ def _expect(before: tuple[int, float] | None, n: int, limits: Limits) -> None:
 
 
 def compare(record: Record, calls: Ready, task: Task, exact: Reference) -> Record:
-    """The record with what can be said of the answers: violation, distance, gradient. Also the first warm-up."""
+    """Add the accuracy of the answers to a record: violation, distance, gradient. Also the first warm-up."""
     y = calls.forward()
     gradient: Tensor | None = None
     if calls.train is not None:
@@ -242,7 +242,7 @@ def race(
     total = max((rounds for rounds, _ in plan.values()), default=0)
     order = list(calls)
     for turn in range(total):
-        order = order[1:] + order[:1]  # nobody always runs after the same other
+        order = order[1:] + order[:1]  # so that no contestant always follows the same one
         for name in order:
             rounds, repeats = plan[name]
             # Slow ones run in fewer rounds, spread over all.

@@ -49,7 +49,7 @@ def measure(task: str, names: list[str], limits: Limits) -> dict[str, dict[str, 
 
 
 def peak_of(call: Callable[[], Any]) -> dict[str, Any]:
-    """The peak of one call after one to warm up; the profiler is spared calls that take seconds."""
+    """The peak of one call after one to warm up; calls that take seconds run without the profiler."""
     start = time.perf_counter()
     call()
     slow = time.perf_counter() - start > _SLOW
@@ -109,7 +109,7 @@ def main() -> None:
         try:
             ready = CONTESTANTS[name].build(task, Limits(threads=given.threads))
             found = peak_of(ready.train or ready.forward)
-        except Exception as error:  # the others go on
+        except Exception as error:  # the other contestants are still measured
             found = {"failed": f"{type(error).__name__}: {str(error)[:200]}"}
         sys.stdout.write(json.dumps({"contestant": name, **found}) + "\n")
         sys.stdout.flush()

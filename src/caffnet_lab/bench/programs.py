@@ -345,9 +345,9 @@ def select(wanted: list[str] | None) -> list[str]:
 
 
 def run(
-    names: list[str], limits: Limits, effort: Effort, tell: Callable[[str], None] = lambda line: None
+    names: list[str], limits: Limits, effort: Effort, announce: Callable[[str], None] = lambda line: None
 ) -> list[Line]:
-    """Measure all contestants on these programs; `tell` hears what is being measured."""
+    """Measure all contestants on these programs; `announce` is called with each step."""
     torch.set_num_threads(limits.threads)
     clock = time.process_time if limits.threads == 1 else time.perf_counter
     lines: list[Line] = []
@@ -356,7 +356,7 @@ def run(
         best = solve_qp(program.Q, program.q, program.set)
         left = residuals(best.value, best.multipliers, program.set, program.Q, program.q)
         worst = max(t.max().item() for t in (left.primal, left.dual, left.gap))
-        tell(f"{name}: residuals and gap of {OURS} at most {worst:.1e}")
+        announce(f"{name}: residuals and gap of {OURS} at most {worst:.1e}")
         wanted, calls = best.objective, {}
         found: dict[str, Line] = {}
         for who, build in CONTESTANTS[name.split("-")[0]].items():
@@ -364,7 +364,7 @@ def run(
             found[who] = Line(name, who, why=f"not installed: {', '.join(missing)}" if missing else "")
             if missing:
                 continue
-            tell(f"{name}: {who}")
+            announce(f"{name}: {who}")
             try:
                 calls[who] = build(program, limits)
                 y = calls[who][0]()

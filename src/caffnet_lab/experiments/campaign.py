@@ -32,8 +32,8 @@ def run_campaign(
 ) -> list[dict[str, Any]]:
     """All runs of a campaign, `jobs` at a time, and their records in the order of the runs.
 
-    A run that begins with the soft network (post-hoc, repair) waits for it. If a run fails the others go on; then the
-    first error is raised, with a note that names the run.
+    A run that begins with the soft network (post-hoc, repair) waits for it. If a run fails the others continue; then
+    the first error is raised, with a note that names the run.
     """
     out = campaign.folder
     make_folder(out)
@@ -83,12 +83,12 @@ def _run_in_turn(campaign: Campaign, out: Path, on_tick: OnTick | None, book: _B
     with process_group(campaign.runs[0].device) as group:
         book.on_done = book.on_done if group.leads else None
         for config in (config for wave in _waves(campaign.runs) for config in wave):
-            tell = None if on_tick is None else partial(on_tick, config)
+            announce = None if on_tick is None else partial(on_tick, config)
             book.enter(
-                config, partial(run_one, config, out, every=campaign.checkpoint_seconds, on_tick=tell, group=group)
+                config, partial(run_one, config, out, every=campaign.checkpoint_seconds, on_tick=announce, group=group)
             )
             if book.failed and group.size > 1:
-                return  # the other processes may be anywhere in this run: none can go on
+                return  # the other processes may be anywhere in this run: none can continue
 
 
 def _run_in_parallel(campaign: Campaign, out: Path, on_tick: OnTick | None, book: _Book) -> None:
@@ -145,9 +145,9 @@ def _set_up(threads: int, parent: int, queue: Any) -> None:
 
 
 def _work(config: RunConfig, out: Path, every: float) -> dict[str, Any]:
-    def tell(tick: Tick) -> None:
+    def announce(tick: Tick) -> None:
         if os.getppid() != _worker["parent"]:
             os._exit(1)  # the parent was killed: leave the run to whoever starts it again
         _worker["queue"].put((config.name, tick))
 
-    return run_one(config, out, every=every, on_tick=tell)
+    return run_one(config, out, every=every, on_tick=announce)

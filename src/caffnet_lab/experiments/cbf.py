@@ -104,7 +104,7 @@ def _draw(count: int, safe: Stack, uniform: Callable[[int], Tensor]) -> Tensor:
 
 
 def _arrival_time(states: list[Tensor]) -> float | None:
-    """When the robot is first within the goal's circle, in seconds; None if never."""
+    """The time at which the robot first enters the goal's circle, in seconds; None if it never does."""
     inside = (i for i, x in enumerate(states) if float(x[..., :2].norm()) <= GOAL_RADIUS)
     step = next(inside, None)
     return None if step is None else (step + 1) * DT

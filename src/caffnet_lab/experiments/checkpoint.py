@@ -79,7 +79,7 @@ class Checkpoint:
 
 
 def _metadata(content: bytes) -> dict[str, str]:
-    """The text in a safetensors file: its header is JSON, after eight bytes that tell its length."""
+    """The text in a safetensors file: its header is JSON, after eight bytes with its length."""
     length = int.from_bytes(content[:8], "little")
     return json.loads(content[8 : 8 + length]).get("__metadata__", {})
 

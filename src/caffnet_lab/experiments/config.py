@@ -83,13 +83,13 @@ def check_whole(name: str, value: int, least: int, most: int) -> None:
 
 
 def make_folder(out: Path) -> None:
-    """Make the folder of the records, before hours of work that would have no place."""
+    """Make the folder of the records, before hours of work whose results could not be written."""
     try:
         out.mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as error:  # a ValueError for characters that no path has
-        told = error.strerror if isinstance(error, OSError) else error
+        reason = error.strerror if isinstance(error, OSError) else error
         where = str(out) if str(out).isprintable() else repr(str(out))
-        raise ConfigError(f"out must be a folder, but {where} cannot be one: {told}.") from None
+        raise ConfigError(f"out must be a folder, but {where} cannot be one: {reason}.") from None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,7 +157,7 @@ class RunConfig:
 
     @property
     def digest(self) -> str:
-        """A fingerprint of all settings. One that came later counts only if it is set: records keep their names."""
+        """A fingerprint of all settings. Newer ones count only if not at their default: records keep their names."""
         settings = dataclasses.asdict(self)
         for name in ("activation", "clip", "adjoint", "null_rate", "goal_radius", "search", "draws"):
             if settings[name] == getattr(RunConfig, name):
@@ -237,7 +237,7 @@ class Campaign:
         methods = self.methods or METHODS[self.task]
         settings = {"epochs": QUICK_EPOCHS[self.task], **self.settings} if self.quick else self.settings
         protocol = self.protocol or default_protocol(self.task)
-        # What is not trained has no seed but that of its task: in a yardstick, which is one task, it runs once.
+        # Rows that are not trained depend only on the task. A yardstick is one fixed task, so they run once.
         pairs = (
             (SEEDS[self.task][0] if self.task in YARDSTICKS and method in UNTRAINED else seed, method)
             for seed in seeds
@@ -304,8 +304,8 @@ def resolve(
     if config.search == "paper" and config.method not in ("caffnet-ff", "caffnet-tf"):
         raise ConfigError(f'search "paper" is one of caffnet-ff and caffnet-tf, got method {config.method}.')
     if config.search == "paper" and config.gradient != "exact":
-        told = f'search "paper" goes with gradient "exact", got {config.gradient!r}'
-        raise ConfigError(f'{told}: set search = "full" too.')
+        reason = f'search "paper" goes with gradient "exact", got {config.gradient!r}'
+        raise ConfigError(f'{reason}: set search = "full" too.')
     if config.method == "repair" and (config.batch_norm or config.dropout or config.null_start == "none"):
         raise ConfigError(
             "repair keeps f as it is and trains w: set batch_norm=false and dropout=0, which would change f, and "

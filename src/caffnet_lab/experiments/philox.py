@@ -34,7 +34,7 @@ def philox(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[in
 class CudaStream:
     """The numbers of ``torch.manual_seed(seed)`` and then ``torch.rand(count, dtype=float64, device="cuda")``.
 
-    For at most 256 numbers per call, one block of threads: beyond, the GPU has a say in who makes which.
+    For at most 256 numbers per call, one block of threads: beyond that, the order depends on the GPU.
 
     >>> stream = CudaStream(0)
     >>> stream.rand(3)

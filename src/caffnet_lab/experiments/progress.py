@@ -39,20 +39,20 @@ def progress_bars(runs: list[RunConfig], console: Console) -> Iterator[tuple[OnT
         TextColumn("{task.description}"),
         BarColumn(bar_width=24),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[told]}"),
+        TextColumn("{task.fields[status]}"),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console) as bars:
-        whole = bars.add_task("[bold]all runs", total=len(runs), told="")
+        whole = bars.add_task("[bold]all runs", total=len(runs), status="")
         lines: dict[str, Any] = {}
 
         def on_tick(config: RunConfig, tick: Tick) -> None:
             if config.name not in lines:
                 text = f"{config.task} {config.method} seed {config.seed}"
-                lines[config.name] = bars.add_task(text, total=tick.epochs, told="")
+                lines[config.name] = bars.add_task(text, total=tick.epochs, status="")
             line = lines[config.name]
-            bars.update(line, completed=tick.epoch, told=f"loss {tick.loss:.4g} violation {tick.worst:.1e}")
+            bars.update(line, completed=tick.epoch, status=f"loss {tick.loss:.4g} violation {tick.worst:.1e}")
 
         def on_done(config: RunConfig, record: dict[str, Any]) -> None:
             if config.name in lines:

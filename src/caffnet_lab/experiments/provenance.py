@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-LIBRARIES = ("caffnet", "torch", "numpy", "numba", "casadi", "daqp", "scipy", "safetensors")
+LIBRARIES = ("caffnet", "torch", "numpy", "casadi", "daqp", "scipy", "safetensors")
 
 
 @functools.cache
 def versions() -> dict[str, str]:
-    """Of everything that has a say in the numbers, as it was when first asked: the source may change during a run."""
+    """Versions of everything that affects the numbers, as of the first call: the source may change during a run."""
     found = {"python": platform.python_version()}
     for name in LIBRARIES:
         try:
@@ -35,10 +35,12 @@ def _revision() -> dict[str, str]:
     ask = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
     quietly = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}  # not in the way of a commit that is being made
     try:
-        told = subprocess.run(ask, env=quietly, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+        revision = subprocess.run(
+            ask, env=quietly, capture_output=True, text=True, timeout=10, check=True
+        ).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return {}
-    return {"revision": told}
+    return {"revision": revision}
 
 
 def machine() -> dict[str, Any]:

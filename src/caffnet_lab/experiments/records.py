@@ -59,7 +59,7 @@ FORMAT = "caffnet-record-1"
 LARGEST = 16 * 2**20
 ADVICE = "Restore the file, or move it away."
 
-#: What a record says for a report, and of what kind it is.
+#: The parts of a record that a report reads, with their kinds.
 MADE: dict[str, Any] = {
     "versions": {},
     "machine": {"processor": TEXT, "threads": COUNT, "gpu?": TEXT_OR_NULL},
@@ -116,7 +116,7 @@ SAME_LENGTH: dict[str, tuple[str, ...]] = {
     "opt": (),
     "cbf": ("inputs", "nominal", "allowed_speed"),
 }
-TRAINED: dict[str, Any] = {  # what a solver is not
+TRAINED: dict[str, Any] = {  # missing for solvers
     "history": {"epoch": Many(WHOLE, least=0), "loss": Many(FLOAT_OR_NULL, least=0)},
     "ms_per_epoch?": NUMBER_OR_NULL,
     "revisions?": Many(TEXT, least=0),
@@ -265,7 +265,7 @@ def _config_faults(config: dict[str, Any]) -> list[str]:
     if wrong:
         return wrong
     tunable = {field.name for field in dataclasses.fields(RunConfig)} - {"task", "method", "seed", "protocol"}
-    settings = {key: value for key, value in config.items() if key in tunable}  # others are gone
+    settings = {key: value for key, value in config.items() if key in tunable}  # others no longer exist
     try:
         resolve(config["task"], config["method"], config["seed"], config["protocol"], settings)
     except ConfigError as error:

@@ -115,7 +115,7 @@ def run_one(
     if group.leads:
         try:
             write_record(path, record)
-        except RecordExists:  # someone did the same run meanwhile: that one counts
+        except RecordExists:  # the same run was finished elsewhere meanwhile: its record counts
             record = read_run(path, config.name)
     group.wait()
     return record

@@ -62,7 +62,7 @@ def time_methods(
     """
     if task not in TASKS:
         raise ConfigError(f"task must be one of {', '.join(TASKS)}, got {task!r}.")
-    seed, tell = SEEDS[task][0], on_step or (lambda _: None)
+    seed, announce = SEEDS[task][0], on_step or (lambda _: None)
     # A post-hoc projection is the soft network until it is evaluated.
     extra = TIMED_ONLY.get(task, ())
     rows = list(dict.fromkeys(methods or (name for name in (*METHODS[task], *extra) if name != "post-hoc")))
@@ -89,7 +89,7 @@ def time_methods(
         times: dict[str, list[float]] = {name: [] for name in steps[kind]}
         for turn in range(rounds + WARM_UP):
             for name, step in steps[kind].items():
-                tell(f"{name}: {what} {turn + 1} of {rounds + WARM_UP}")
+                announce(f"{name}: {what} {turn + 1} of {rounds + WARM_UP}")
                 times[name].append(step())
         for name, measured in times.items():
             found[name][kind] = statistics.median(measured[WARM_UP:])
@@ -131,7 +131,7 @@ def _enumeration(problem: Problem, lite: bool) -> Callable[[], Any]:
 
 
 def _timed(step: Callable[[], Any], problem: Problem) -> Callable[[], float]:
-    """The same, telling how many milliseconds it took."""
+    """The same call; it returns its time in milliseconds."""
 
     def measured() -> float:
         synchronise(problem.train.device)

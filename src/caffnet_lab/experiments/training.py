@@ -30,7 +30,7 @@ COST, PENALTY, WORST = 0, 1, 2  # columns of the history
 WARM_UP = 3  # epochs after each start that the clock does not count
 TICK = 0.5  # seconds between two looks at the progress
 
-#: What a checkpoint says besides its numbers.
+#: The parts of a checkpoint beside its tensors.
 PROGRESS: dict[str, Any] = {
     **{"epoch": WHOLE, "starts": Many(TEXT_OR_NULL, least=0), "best_epoch": WHOLE, "best_loss": FLOAT_OR_NULL},
     **{"seconds": NUMBER, "warm_seconds": NUMBER, "warm_epochs": WHOLE, "usual_length": FLOAT_OR_NULL},
@@ -67,7 +67,7 @@ class Trained:
 
 
 class DivergedError(RuntimeError):
-    """The weights that would be evaluated are no numbers."""
+    """The weights to be evaluated are NaN or infinite."""
 
 
 class _Step(nn.Module):
@@ -147,14 +147,14 @@ class _Run:
                 self._shorten()
             self.optimizer.step()
         if self.keeps_best and self._loss(row) < self.best_loss:
-            # What had this loss; with several batches, nearly so: the weights moved between them.
+            # The weights that had this loss; with several batches nearly so, as they moved between them.
             now = {name: t.detach().clone() for name, t in self.model.state_dict().items()}  # running statistics too
             self.best, self.best_loss, self.best_epoch = now | start, self._loss(row), self.epoch
         self.history[self.epoch] = row
         self.epoch += 1
 
     def _shorten(self) -> None:
-        """A rollout through contacts now and then has a gradient a thousand times longer than usual: limit it."""
+        """Limit the gradient: that of a rollout is sometimes a thousand times longer than usual."""
         norm = nn.utils.get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None])
         length = float(norm)
         usual = self.usual_length or length
@@ -243,7 +243,7 @@ class _Run:
         return Checkpoint(self.config.digest, tensors, progress)
 
     def restore(self, saved: Checkpoint, path: Path) -> None:
-        """Go on from a checkpoint.
+        """Continue from a checkpoint.
 
         Raises:
             CheckpointError: it fits the settings, but not the network or the epochs.
@@ -253,8 +253,10 @@ class _Run:
         except torch.OutOfMemoryError:  # a RuntimeError too, but not the file's fault
             raise
         except (KeyError, RuntimeError, TypeError, ValueError) as error:
-            told = " ".join(str(error).split())
-            raise CheckpointError(f"{path} does not fit this run ({told}). Delete it to start the run again.") from None
+            reason = " ".join(str(error).split())
+            raise CheckpointError(
+                f"{path} does not fit this run ({reason}). Delete it to start the run again."
+            ) from None
 
     def _restore(self, saved: Checkpoint) -> None:
         absent, wrong = faults(saved.progress, PROGRESS)
@@ -321,7 +323,7 @@ def train(
     every: float = 20.0,
     on_tick: Callable[[Tick], None] | None = None,
 ) -> Trained:
-    """Train the model of a run, or go on where its checkpoint is; the model then holds the weights to evaluate.
+    """Train the model of a run, from its checkpoint if there is one; the model then holds the weights to evaluate.
 
     Args:
         config: the run.
@@ -334,7 +336,7 @@ def train(
 
     Raises:
         CheckpointError: there is a checkpoint that cannot be used.
-        DivergedError: the weights are no numbers.
+        DivergedError: the weights are NaN or infinite.
     """
     run = _Run(config, problem, model, Group() if group is None else group)
     if path.exists():

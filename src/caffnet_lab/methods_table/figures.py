@@ -217,8 +217,8 @@ def figure_8() -> Any:
         (corner, there, BAD, "$e_{\\mathrm{lat}}$", (8, 0)),
     ):
         axis.plot(*torch.stack([start, end], -1), color=colour, lw=2.6, solid_capstyle="butt", zorder=5)
-        told = f"{text} = {ahead if start is place else side:.2f}"
-        axis.annotate(told, (start + end) / 2, offset, textcoords="offset points", color=colour, fontsize=11)
+        label = f"{text} = {ahead if start is place else side:.2f}"
+        axis.annotate(label, (start + end) / 2, offset, textcoords="offset points", color=colour, fontsize=11)
     axis.plot(*place, "o", color=INK, ms=8, zorder=6)
     axis.annotate("$(p_x, p_y)$", place, (-6, -18), textcoords="offset points", color=INK, fontsize=11)
     axis.plot(*there, "*", color=INK, ms=12, zorder=6)

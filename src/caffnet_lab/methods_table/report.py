@@ -65,7 +65,7 @@ def satisfaction_text(cell: Cell) -> str:
 
 
 def share(part: float) -> str:
-    """A percentage that never rounds something to nothing."""
+    """A percentage that never rounds a positive share to 0."""
     return "<1%" if 0 < part < 0.01 else f"{part:.0%}"
 
 

@@ -78,12 +78,12 @@ class Cell:
 
     @property
     def holds(self) -> bool:
-        """No problem was refused and no sample violated."""
+        """Check whether no problem was refused and no sample violated."""
         return self.status == "measured" and self.violated == 0 and not self.errors
 
     @property
     def learns(self) -> bool | None:
-        """Training reduced the loss; None if nothing was trained."""
+        """Check whether training reduced the loss; None if nothing was trained."""
         return None if self.loss_before != self.loss_before else self.loss_after < self.loss_before
 
 
@@ -368,8 +368,8 @@ def _claims(name: str, cells: list[Cell], seed: int, dtype: torch.dtype) -> list
             Claim(name, f"Computation: {computation}", agrees, f"not measured; the implementation is {found}")
         )
     if universal in ("Yes", "Unknown"):
-        told = "; caffnet figures draws the error by width" if name.startswith("caffnet") else ""
-        claims.append(Claim(name, f"Universal approximation: {universal}", None, f"a theorem, not measured{told}"))
+        pointer = "; caffnet figures draws the error by width" if name.startswith("caffnet") else ""
+        claims.append(Claim(name, f"Universal approximation: {universal}", None, f"a theorem, not measured{pointer}"))
     if name == "caffnet-ff":
         shares = [share_that_agrees(n, seed=seed) for n in (1, 2, 3, 4)]
         evidence = (

@@ -40,7 +40,7 @@ def report(folder: Path, markdown: Path, figure: Path) -> list[Path]:
 
 
 def step_table(times: dict[str, float]) -> str:
-    """What one step costs, at batch 1."""
+    """The time of one step at batch 1."""
     backbone, bare = times["cbf backbone"], times["Pendulum bare"]
     rows = [
         ("cbf: backbone", backbone, "1.0 x"),
@@ -57,7 +57,7 @@ def step_table(times: dict[str, float]) -> str:
     ]
     lines = ["## One step\n", "At batch 1, without gradients, single calls in turn (lower quartile).\n"]
     lines += [markdown_row(["step", "µs", ""]), markdown_row(["---"] * 3)]
-    return "\n".join([*lines, *(markdown_row([name, f"{t:.0f}", told]) for name, t, told in rows), ""])
+    return "\n".join([*lines, *(markdown_row([name, f"{t:.0f}", note]) for name, t, note in rows), ""])
 
 
 def simulation_table(records: list[dict[str, Any]]) -> str:

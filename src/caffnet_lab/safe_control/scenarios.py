@@ -1,7 +1,7 @@
-"""One scenario per system: what must hold, what the actuators can do, who drives, and what disturbs.
+"""One scenario per system: its constraints, the limits of its actuators, a driver and disturbances.
 
-A driver that wants out, from 1000 safe states; inputs held for `dt`, 20 substeps between, disturbances that the rows
-know of. Class-K functions are linear with slope a, so that a wall at distance h asks for at most ``a² h`` of
+A reckless driver starts in 1000 safe states. Inputs are held for `dt`, with 20 substeps between; the rows account for
+the disturbances. Class-K functions are linear with slope a, so that a wall at distance h asks for at most ``a² h`` of
 deceleration: the limits of the inputs are chosen to have that.
 """
 

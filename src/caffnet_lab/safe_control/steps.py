@@ -1,4 +1,4 @@
-"""What one step costs, measured side by side: single calls in turn, so that a busy machine slows all of them alike."""
+"""The time of one step. Single calls take turns, so that a busy machine slows all of them alike."""
 
 from __future__ import annotations
 

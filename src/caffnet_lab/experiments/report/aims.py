@@ -21,21 +21,21 @@ def _exact(seen: Evidence) -> Verdict:
         if len(found) < len(seen.seeds):
             raise Missing(f"no strict runs of {TITLES[method]}")
         strict, usual = max(strict, *found), max(usual, *seen.largest(method))
-    told = f"largest violation {number(usual)}, of inequalities with strict {number(strict)}"
-    return strict == 0.0 and usual <= seen.rounding, told
+    summary = f"largest violation {number(usual)}, of inequalities with strict {number(strict)}"
+    return strict == 0.0 and usual <= seen.rounding, summary
 
 
 def _at_most(column: str, limit: float, mean: bool = False) -> Callable[[Evidence], Verdict]:
     """The figure of every seed, or its mean over them, of every method."""
 
     def check(seen: Evidence) -> Verdict:
-        told, holds = [], True
+        summary, holds = [], True
         for method in seen.methods:
             values = seen.values(method, column)
             figures = [sum(values) / len(values)] if mean else values
             holds = holds and max(figures) <= limit
-            told.append(f"{TITLES[method]} {', '.join(map(number, figures))}")
-        return holds, ", ".join(told)
+            summary.append(f"{TITLES[method]} {', '.join(map(number, figures))}")
+        return holds, ", ".join(summary)
 
     return check
 
@@ -52,8 +52,8 @@ def _fresh_starts(seen: Evidence) -> Verdict:
     safe, arrived = (seen.values(method, f"fresh.{column}") for column in ("safe", "arrived"))
     if len(safe) < len(seen.seeds):
         raise Missing(f"fresh starts with {len(safe)} of {len(seen.seeds)} seeds")
-    told = f"safe {', '.join(map(number, safe))} %, arrived {', '.join(map(number, arrived))} %"
-    return min(safe) == 100.0 and min(arrived) >= 95.0, told
+    summary = f"safe {', '.join(map(number, safe))} %, arrived {', '.join(map(number, arrived))} %"
+    return min(safe) == 100.0 and min(arrived) >= 95.0, summary
 
 
 def _near_ipopt(limit: float) -> Callable[[Evidence], Verdict]:
@@ -77,10 +77,10 @@ def _ratio(kind: str, over: str, under: str, wanted: Callable[[float], bool]) ->
         if len(rounds) < 4:
             return wanted(whole), f"{number(whole)} times"
         low, ratio, high = statistics.quantiles(rounds)
-        told = f"{number(ratio)} times in the median round (half of the rounds {number(low)} to {number(high)})"
+        summary = f"{number(ratio)} times in the median round (half of the rounds {number(low)} to {number(high)})"
         if len({wanted(figure) for figure in (low, ratio, high)}) > 1:
-            raise Missing(told)
-        return wanted(ratio), told
+            raise Missing(summary)
+        return wanted(ratio), summary
 
     return check
 

@@ -86,8 +86,8 @@ class Evidence:
         group = next(iter(self.groups.values()))
         plural = "s" * (len(group.seeds) > 1)
         seeds = "" if tuple(group.seeds) == SEEDS[group.task] else f"seed{plural} {' '.join(map(str, group.seeds))}"
-        told = ", ".join(part for part in (seeds, group.changes) if part)
-        return f" ({told})" if told else ""
+        summary = ", ".join(part for part in (seeds, group.changes) if part)
+        return f" ({summary})" if summary else ""
 
     @property
     def rounding(self) -> float:
@@ -193,8 +193,8 @@ def _reduced_by(share: float) -> Callable[[Evidence], Verdict]:
         pairs = list(zip(seen.values(ours, "mse"), seen.values(theirs, "mse"), strict=True))
         saved = 1 - seen.mse(ours) / seen.mse(theirs)
         better = sum(mine < other for mine, other in pairs)
-        told = f"{100 * saved:.2f} % lower in the mean over seeds; lower with {better} of {len(pairs)} seeds"
-        return saved >= share, f"{told}; {_list({m: seen.mse(m) for m in seen.methods})}"
+        summary = f"{100 * saved:.2f} % lower in the mean over seeds; lower with {better} of {len(pairs)} seeds"
+        return saved >= share, f"{summary}; {_list({m: seen.mse(m) for m in seen.methods})}"
 
     return check
 
@@ -228,9 +228,9 @@ def _lite_saves_time(seen: Evidence) -> Verdict:
     if {"enumeration", "enumeration-lite"} <= seen.times.keys():
         plain = 1 - seen.time("enumeration-lite", "test_ms") / seen.time("enumeration", "test_ms")
         saved["by plain enumeration, 473 subsets instead of 1023, T_test"] = plain
-    told = {kind: f"{abs(100 * share):.0f} % {'less' if share > 0 else 'more'}" for kind, share in saved.items()}
+    summary = {kind: f"{abs(100 * share):.0f} % {'less' if share > 0 else 'more'}" for kind, share in saved.items()}
     holds = min(saved[kind] for kind in kinds.values()) > 0.35
-    return holds, ", ".join(f"{kind} {text}" for kind, text in told.items())
+    return holds, ", ".join(f"{kind} {text}" for kind, text in summary.items())
 
 
 def _faster_than_ipopt(seen: Evidence) -> Verdict:
@@ -251,17 +251,17 @@ def _near_goal(seen: Evidence) -> Verdict:
 
 def _near_goal_safely(seen: Evidence) -> Verdict:
     (method,) = seen.methods
-    near, told = _near_goal(seen)
+    near, summary = _near_goal(seen)
     collided, worst = int(sum(seen.values(method, "collided"))), max(seen.largest(method))
     return (
         near and not collided and worst <= seen.rounding,
-        f"{told}; {collided} collided, largest violation {number(worst)}",
+        f"{summary}; {collided} collided, largest violation {number(worst)}",
     )
 
 
 def _far_from_goal(seen: Evidence) -> Verdict:
-    _, told = _near_goal(seen)
-    return min(seen.values(seen.methods[0], "final_distance")) > ARRIVED_NEAR, told
+    _, summary = _near_goal(seen)
+    return min(seen.values(seen.methods[0], "final_distance")) > ARRIVED_NEAR, summary
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,7 +21,7 @@ from caffnet_lab.experiments.report.groups import FIRST_EPOCHS, TITLES, Group
 from caffnet_lab.experiments.report.tables import optima
 from caffnet_lab.experiments.shape import is_number
 
-#: Colours that colour-blind readers can tell apart (Okabe and Ito).
+#: Colours that colour-blind readers can distinguish (Okabe and Ito).
 COLOURS = {
     **{"ipopt": "#000000", "daqp": "#000000", "highs": "#000000", "highs-warm": "#000000"},
     **{
@@ -85,12 +85,12 @@ def figures(groups: list[Group], best: dict[int, float] | None = None) -> dict[s
     if not groups:
         return {}
     task = groups[0].task
-    told = "Training loss above the lowest of all methods with the same seed" if task == "opt" else "Training loss"
+    words = "Training loss above the lowest of all methods with the same seed" if task == "opt" else "Training loss"
     longest = max(group.epochs for group in groups if group.method != "ipopt" or len(groups) == 1)
     part = f", first {FIRST_EPOCHS} epochs" if longest > FIRST_EPOCHS else ""
     part += f" (cut off at {LEAST_GAP:g})" if task == "opt" else ""
     wanted: list[tuple[str, str, Drawing]] = [
-        ("loss", f"{told}{part}: median over seeds and neighbouring epochs, range shaded. {PENALTIES}", training_loss)
+        ("loss", f"{words}{part}: median over seeds and neighbouring epochs, range shaded. {PENALTIES}", training_loss)
     ]
     if task == "pwc":
         caption = "Learned functions and the feasible region (white). Thin lines: the other seeds."
@@ -128,7 +128,9 @@ def figures(groups: list[Group], best: dict[int, float] | None = None) -> dict[s
         for name, caption, draw in wanted:
             figure = draw(groups)
             if figure is not None:
-                shown = [g for g in groups if name != "loss" or g.method != "post-hoc"]  # whose loss is the NN's
+                shown = [
+                    g for g in groups if name != "loss" or g.method != "post-hoc"
+                ]  # post-hoc has the loss of the NN
                 numbered = PAPER_FIGURES.get((task, name))
                 caption = f"{numbered} of the paper. {caption}" if numbered else caption
                 drawn[name] = (f"{caption}{_settings(shown)}", figure)
@@ -172,8 +174,8 @@ def learned_functions(groups: list[Group]) -> Figure | None:
                 ax.plot(record["curves"]["x"], record["curves"]["y"], color=colour, linewidth=0.5, alpha=0.35)
         ax.plot(x, curves["y"], color=colour, label="learned")
         worst = main["evaluation"]["inequality"]["max"]
-        told = f"violation up to {_short(worst)}" if worst else "no violation"
-        ax.set_title(f"{TITLES[group.method]}, seed {main['config']['seed']}: {told}")
+        words = f"violation up to {_short(worst)}" if worst else "no violation"
+        ax.set_title(f"{TITLES[group.method]}, seed {main['config']['seed']}: {words}")
         ax.set_xlim(-2, 2)
         ax.set_ylim(bottom, top)
     for ax in axes[len(shown) :]:
@@ -231,7 +233,7 @@ def _steady(values: list[float]) -> list[float]:
 
 
 def _loss_curve(record: dict[str, Any]) -> dict[int, float]:
-    """The loss by epoch; infinite where it was no number, or none that can be drawn."""
+    """The loss by epoch; infinite where it was NaN or too large to draw."""
     history = record["training"]["history"]
     pairs = zip(history["epoch"], history["loss"], strict=True)
     return {epoch: loss if is_number(loss) else math.inf for epoch, loss in pairs if epoch < FIRST_EPOCHS}

@@ -121,7 +121,7 @@ def group_records(records: Iterable[dict[str, Any]]) -> list[Group]:
     for record in sorted(records, key=lambda record: record["finished"]):
         config = record["config"]
         key = (config["task"], config["protocol"], config["method"], _changes(config))
-        found.setdefault(key, {})[config["seed"]] = record  # of two runs of the same, the later
+        found.setdefault(key, {})[config["seed"]] = record  # of two equal runs the later
     groups = [Group(*key, tuple(members[seed] for seed in sorted(members))) for key, members in found.items()]
     return sorted(
         groups,
@@ -139,7 +139,7 @@ def group_records(records: Iterable[dict[str, Any]]) -> list[Group]:
 
 
 def full_runs(groups: Iterable[Group]) -> list[Group]:
-    """Those that count as evidence: quick ones show that everything works, nothing else."""
+    """The runs that count as evidence. Quick runs only show that everything works."""
     return [group for group in groups if group.method in UNTRAINED or group.epochs > QUICK_EPOCHS[group.task]]
 
 
@@ -157,7 +157,7 @@ def _changes(config: dict[str, Any]) -> str:
     if config["method"] in UNTRAINED:  # of all settings it has this one only
         return "" if config.get("dtype", "float64") == "float64" else f"dtype={config['dtype']}"
     usual = dataclasses.asdict(resolve(config["task"], config["method"], config["seed"], config["protocol"]))
-    # A setting that is younger than the record had its default; one that is gone was off, unless it has a value.
+    # A setting newer than the record had its default; a removed one was off, unless the record has a value.
     defaults = {f.name: f.default for f in dataclasses.fields(RunConfig) if f.default is not dataclasses.MISSING}
     whole = {**defaults, **config}
     different = {key: value for key, value in whole.items() if usual.get(key, 0) != value}

@@ -156,13 +156,13 @@ def results_table(groups: list[Group], task: str, protocol: str) -> Table:
     columns = COLUMNS[task]
     rows: list[tuple[Cell, ...]] = []
     quiet: set[int] = set()
-    told: set[str] = set()
+    published: set[str] = set()
     for group in groups:
         rows.append(_measured(group, columns))
         if group.values("dropout_on.objective"):
             rows.append(_measured(group, columns, "dropout_on."))
-        if group.method in PAPER[task] and group.method not in told:
-            told.add(group.method)
+        if group.method in PAPER[task] and group.method not in published:
+            published.add(group.method)
             quiet.add(len(rows))
             rows.append(_published(task, group.method, columns))
     by_task = {"paper": PAPER_NOTES, "ours": OUR_NOTES}.get(protocol, {})
@@ -175,7 +175,7 @@ def results_table(groups: list[Group], task: str, protocol: str) -> Table:
 
 
 def variants_table(groups: list[Group], task: str, protocol: str) -> Table | None:
-    """Runs of the same methods with other settings, which no row of the paper is like."""
+    """Runs of the same methods with other settings, without a counterpart in the paper."""
     if not groups:
         return None
     rows = tuple(_measured(group, COLUMNS[task]) for group in groups)
@@ -253,7 +253,7 @@ def optima(groups: list[Group]) -> dict[int, float]:
 
 
 def speed_table(timings: Sequence[dict[str, Any]], page: str = "report") -> Table | None:
-    """The times of all methods, measured side by side, and what they say: against the NN and against the solver."""
+    """The times of all methods, measured side by side, and their ratios to those of the NN and the solver."""
     rows = []
     for timing in timings:
         methods = timing["methods"]

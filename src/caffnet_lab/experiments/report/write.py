@@ -213,7 +213,7 @@ def _publish(markdown: str, shown: list[Path], target: Path) -> list[Path]:
 
 
 def task_tables(groups: list[Group], timings: Sequence[dict[str, Any]], task: str) -> list[Table]:
-    """Results, then what they say, then other settings."""
+    """Tables of results, then of claims and goals, then of other settings."""
     tables: list[Table | None] = []
     variants: list[Table | None] = []
     for protocol in PROTOCOLS:

@@ -218,7 +218,7 @@ def goals_table(groups: list[Group], task: str) -> Table | None:
 
 def judge_goal(goal: Goal, runs: dict[str, Group]) -> str:
     """Check whether the runs reach a goal, with the figures that decide."""
-    told, holds, complete = [], True, True
+    parts, holds, complete = [], True, True
     for method in goal.methods:
         group = runs.get(method)
         if group is None:
@@ -232,5 +232,5 @@ def judge_goal(goal: Goal, runs: dict[str, Group]) -> str:
                 limit = max(runs[limit].values(column))
                 beside = f" against {number(limit)}"
             holds = holds and worst <= limit
-            told.append(f"{dict(COLUMNS[group.task])[column]} {number(worst)}{beside}")
-    return f"{'' if complete else 'so far '}{'holds' if holds else 'does not hold'}: {', '.join(told)}"
+            parts.append(f"{dict(COLUMNS[group.task])[column]} {number(worst)}{beside}")
+    return f"{'' if complete else 'so far '}{'holds' if holds else 'does not hold'}: {', '.join(parts)}"

@@ -96,7 +96,7 @@ class DispatchProblem(Yardstick):
         self.scale = float(self.objective(self.middle).abs())
 
     def _draw(self, wanted: int) -> Tensor:
-        """So many inputs that can be served; what cannot goes aside."""
+        """Draw `wanted` inputs that can be served; the others are kept in `aside`."""
         stream, count = np.random.RandomState(SEED), math.ceil(DRAWN * wanted)
         common = stream.uniform(*COMMON, (count, 1))
         factors = torch.from_numpy(common * stream.uniform(*OWN, (count, self.n_in)))
@@ -130,7 +130,7 @@ class DispatchProblem(Yardstick):
         return y @ self.cost + self.cost_of_others
 
     def evaluate_points(self, y: Tensor, exact: bool = False) -> Evaluation:
-        """As always; and for a figure the flows of one sample, the one with the largest load."""
+        """As in every yardstick; also, for a figure, the flows of the sample with the largest load."""
         found = super().evaluate_points(y, exact)
         here, shown = self.build_set(self.test), int(self.load_at(self.test).sum(-1).argmax())
         flow = (self.A @ y[shown])[1 : self.branches + 1]
@@ -198,8 +198,8 @@ class DispatchProblem(Yardstick):
     def solve_with_highs(self) -> Tensor:
         """HiGHS through scipy, one sample after the other.
 
-        Of the rows of lost branches it is given those that some answer has broken so far, and asked again until it
-        breaks none: what is optimal with fewer rows and keeps all of them is optimal.
+        Rows of lost branches are added once an answer breaks them, until no answer breaks any: an optimum over fewer
+        rows that satisfies all rows is the optimum.
         """
         try:
             from scipy.optimize import linprog

@@ -96,7 +96,7 @@ class ForecastProblem(Problem):
         self.train_scale, _, self.test_scale = (float(error.mean()) for error in naive)
         inputs = [(torch.from_numpy(np.concatenate(part)) - self.centre) / self.spread for part in parts]
         _, self.valid_target, self.test_target = later = [torch.from_numpy(np.concatenate(part)) for part in targets]
-        # What a batch has to come near to travels with it, in further columns.
+        # The targets of a batch are further columns of its inputs.
         self.train, self.valid, self.test = torch.cat([inputs[0], later[0]], -1), inputs[1], inputs[2]
 
     def build_set(self, x: Tensor) -> AffineSet:
