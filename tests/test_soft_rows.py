@@ -92,6 +92,56 @@ def test_soft_rows_give_way_by_the_least_and_hard_rows_never():
     assert seen[Status.RELAXED] > 200 and seen[Status.PROJECTED] > 100
 
 
+def test_a_row_that_can_be_kept_is_kept():
+    """One soft row is out of reach; the other is not, and does not give way with it."""
+    wishes = AffineSet.box([11.0, 0.5], None).soft()
+    answer = project(torch.zeros(2), AffineSet.box(-1.0, 1.0, dim=2) & wishes)
+    assert answer.status == Status.RELAXED
+    assert torch.equal(answer.value, torch.tensor([1.0, 0.5]))
+
+
+def least_levels(hard: AffineSet, soft: AffineSet) -> list[float]:
+    """The violations of the soft rows, the largest as small as can be, then the next: one linear program for each row.
+
+    A row stays at the level of the program before if it cannot be brought below it.
+    """
+    kept = AffineSet(soft.A[:0], soft.lower[:0], soft.upper[:0])
+    levels: list[float] = []
+    while soft.m:
+        level = least_violation(hard & kept, soft)
+        if level < 1e-7:
+            return levels + [0.0] * soft.m
+        room = level + 1e-10
+        stuck = []
+        for i in range(soft.m):
+            others = [j for j in range(soft.m) if j != i]
+            rest = AffineSet(soft.A[others], soft.lower[others] - room, soft.upper[others] + room)
+            alone = AffineSet(soft.A[[i]], soft.lower[[i]], soft.upper[[i]])
+            if least_violation(hard & kept & rest, alone) > level - 1e-6:
+                stuck.append(i)
+        assert stuck
+        kept = kept & AffineSet(soft.A[stuck], soft.lower[stuck] - room, soft.upper[stuck] + room)
+        levels += [level] * len(stuck)
+        left = [j for j in range(soft.m) if j not in stuck]
+        soft = AffineSet(soft.A[left], soft.lower[left], soft.upper[left])
+    return levels
+
+
+def test_the_largest_violation_is_least_then_the_next():
+    """All violations, sorted, against linear programs."""
+    several = 0
+    for seed in range(1, 240, 2):
+        hard, soft, f = conflicting(seed)
+        answer = project(f, hard & soft.soft())
+        if answer.status != Status.RELAXED:
+            continue
+        got = soft.violation(answer.value).sort(descending=True).values.tolist()
+        wanted = sorted(least_levels(hard, soft), reverse=True)
+        assert got == pytest.approx(wanted, abs=1e-6), seed
+        several += len({round(level, 4) for level in wanted if level > 0}) > 1
+    assert several > 5
+
+
 def test_of_all_points_that_violate_least_it_is_the_nearest():
     daqp = pytest.importorskip("daqp")
     checked = 0
@@ -100,7 +150,7 @@ def test_of_all_points_that_violate_least_it_is_the_nearest():
         answer = project(f, hard & soft.soft())
         if answer.status != Status.RELAXED:
             continue
-        level = float(soft.violation(answer.value).max()) * (1 + 1e-9) + 1e-9
+        level = soft.violation(answer.value) * (1 + 1e-9) + 1e-9
         A = torch.cat([hard.A, soft.A]).numpy().copy()
         upper = torch.cat([hard.upper, soft.upper + level]).numpy()
         lower = torch.cat([hard.lower, soft.lower - level]).numpy()
@@ -355,6 +405,17 @@ def _case(name: str) -> tuple:
             lambda f, M, *data: (f, opposite(*data).with_metric((M + M.mT) / 2)),
             (draw(3), M, a, c, gap, e),
         ),
+        "two levels": (
+            lambda f, a, c, gap, e: (
+                f,
+                AffineSet.inequality(
+                    torch.cat([a, -2 * a, e, a - e], -2),
+                    torch.cat([c, -2 * c - 3 * gap, -c, 3 * c - gap], -1),
+                ).soft()
+                & AffineSet.inequality(-e, c + gap / 4),
+            ),
+            (draw(3), a, c, gap, e),
+        ),
         "crossed": (
             lambda f, a, c, gap: (
                 f,
@@ -382,7 +443,7 @@ def _case(name: str) -> tuple:
     return cases[name]
 
 
-CASES = ["all soft", "hard and soft", "parallel", "metric", "crossed", "weight", "weight and metric"]
+CASES = ["all soft", "hard and soft", "parallel", "metric", "two levels", "crossed", "weight", "weight and metric"]
 
 
 @pytest.mark.parametrize("with_w", [False, True])

@@ -169,15 +169,14 @@ class Projection:
     def at_vertex(self) -> Tensor:
         """Samples whose γ fixes all outputs, ``(...)``: their exact gradient with respect to f and w is zero.
 
-        A row with a weight gives way, so it fixes none; one of the rows in conflict fixes the level of the others.
+        A row with a weight gives way, so it fixes none. Rows in conflict depend on each other: their rank counts.
         """
         held, n = self.active != 0, self.value.shape[-1]
         if self.set.softness is None:
             return held.sum(-1) == n
         held = held & ~is_kind(self.set.softness.kinds, WEIGHTED, held.device)
-        giving = held & is_kind(self.set.softness.kinds, SOFT + SOFT_IF_NEAREST, held.device)
-        level = (self.status == int(Status.RELAXED)) & giving.any(-1)
-        return held.sum(-1) >= n + level.long()
+        rows = torch.nn.functional.normalize(self.set.A.detach(), dim=-1)
+        return torch.linalg.matrix_rank(torch.where(held.unsqueeze(-1), rows, 0.0)) == n
 
 
 def project(

@@ -285,6 +285,8 @@ FN int give_way(Work *work, int which, int strict, CaffnetProof *proof) {
         restore_bounds(work);
         return CONFLICT;
     }
+    int empty = (row < 0 || relax > least) && proven_empty(work, proof);
+    if (which == SOFT_ROWS && k >= 0) k = settle_levels(work, relax, k);
     int found = k >= 0 && settle_point(work, work->g, largest(work->g, n)) != REJECTED;
     if (!found && which == SOFT_ROWS) (void)stay_on_hard_rows(work);
     else if (!found) {
@@ -304,7 +306,7 @@ FN int give_way(Work *work, int which, int strict, CaffnetProof *proof) {
     restore_bounds(work);
     if (!never) {
         if (state != REJECTED && !strict) return CAFFNET_WITHIN_TOL;
-        if ((row < 0 || relax > least) && proven_empty(work, proof)) return CAFFNET_INFEASIBLE;
+        if (empty) return CAFFNET_INFEASIBLE;
         if (row < 0) return CAFFNET_WITHIN_TOL;
     }
     proof->gap = miss;
@@ -490,7 +492,7 @@ FN void keep_hard_rows(const CaffnetBatch *batch, int64_t b, Work *work) {
     keep_answer(work);
     for (int step = 0; step < 8; step++) { /* from step 4 on without the soft rows: then the answer itself is moved */
         int factor = 1 << 2 * (step % 4), alone = step >= 4;
-        double relax = alone ? 0.0 : work->relax;
+        double relax = 0.0;
         const double *goal = alone ? work->ordinary : work->g;
         restore_bounds(work);
         for (Index i = 0; i < s->m; i++) {
@@ -498,7 +500,7 @@ FN void keep_hard_rows(const CaffnetBatch *batch, int64_t b, Work *work) {
             int exact = s->equal[i] || s->squared[i] == 0.0 || s->plain[i] >= 0, soft = is_soft(work, i);
             double inside = exact || !is_finite(bound) ? 0.0 : -factor * (work->t.margin * (size + bound) + work->t.underflow);
             work->unit[i] = soft && !alone ? users_unit(work, i) : 0.0;
-            work->give[i] = !soft ? inside : alone ? HUGE_VAL : 0.0;
+            work->give[i] = !soft ? inside : alone ? HUGE_VAL : work->level[i];
         }
         if (climb(work, goal, work->y, &relax, work->stood) < 0) continue;
         int state = settle_point(work, goal, size);
@@ -596,7 +598,6 @@ FN int lean_on_soft_rows(const CaffnetBatch *batch, int64_t b, Work *work) {
     const Rows *s = &work->rows;
     copy(work->g, work->y, s->n);
     choose_yielding(work, SOFT_ROWS);
-    work->relax = 0.0;
     keep_hard_rows(batch, b, work);
     int state = check(s, work->y, largest(work->y, s->n), NULL, 0, &work->t) == REJECTED ? CAFFNET_RELAXED : CAFFNET_WITHIN_TOL;
     write_answer(batch, b, work, state);
@@ -615,7 +616,7 @@ FN int write_strictly(const CaffnetBatch *batch, int64_t b, Work *work, int sear
     if (exactly_empty(work, proof)) {
         if (meaning_of_conflict(work) == CAFFNET_RELAXED) {
             restore_answer(work);
-            work->relax = 0.0;
+            forget_levels(work);
             return write_relaxed(batch, b, work);
         }
         if (!batch->nearest) write_nothing(batch, b, CAFFNET_INFEASIBLE);

@@ -110,6 +110,8 @@ FN size_t carve(Work *work, int64_t outputs, int64_t count, const int32_t *start
     work->high = DOUBLES(m);
     work->unit = DOUBLES(m);
     work->give = DOUBLES(m);
+    work->level = DOUBLES(m);
+    work->tier = MARKS(m);
     work->conflict = DOUBLES(m);
     work->fine = DOUBLES(m);
     work->kept = MARKS(m);

@@ -104,21 +104,25 @@ FN Index reduce(Work *work, const int8_t *active, const double *y, const double 
     move_all(face, face->d, p, n);
     if (!q) return face->k;
     in_rows(face, 0, face->d, q, n);
-    if (relaxed) *level = share_level(work, active, q);
+    if (relaxed) *level = share_levels(work, active, y, q);
     for (Index j = 0; j < n; j++) away[j] = work->g[j] - y[j];
     along_all(face, away, face->d, n);
     in_rows(face, 0, face->d, face->r, n);
     return face->k;
 }
 
-/* Add the gradients of the rows that determine the level, which are not in the face. */
-FN void level_gradient(const Rows *s, Level level, const int8_t *active, const double *p, const double *y, double power,
-                       const CaffnetGradients *to, int64_t b) {
-    if (level.closing >= 0) row_gradient(s, level.closing, active[level.closing], 0.0, level.q, p, y, power, to, b);
-    if (level.crossed < 0) return;
-    double share = power * times_power(level.share, s->exponent[level.crossed]);
-    if (to->lower) to->lower[b * to->lower_step + level.crossed] += share;
-    if (to->upper) to->upper[b * to->upper_step + level.crossed] -= share;
+/* Add the gradients of the rows that determine the levels, which are not in the face. */
+FN void level_gradient(const Rows *s, const Level *level, const int8_t *active, const double *p, const double *y,
+                       double power, const CaffnetGradients *to, int64_t b) {
+    for (Index c = 0; c < level->count; c++)
+        row_gradient(s, level->closing[c], active[level->closing[c]], 0.0, -level->s[c], p, y, power, to, b);
+    for (int l = 0; l < LEVELS; l++) {
+        Index i = level->crossed[l];
+        if (i < 0 || level->share[l] == 0.0) continue;
+        double share = power * times_power(level->share[l], s->exponent[i]);
+        if (to->lower) to->lower[b * to->lower_step + i] += share;
+        if (to->upper) to->upper[b * to->upper_step + i] -= share;
+    }
 }
 
 /* Write p = N v, and add what the rows of the face get. */
@@ -128,7 +132,7 @@ FN void face_gradient(Work *work, const int8_t *active, const double *y, const d
     Face *face = &work->face;
     Index n = s->n;
     double *q = to->A || to->lower || to->upper ? work->other : NULL;
-    Level level = {-1, -1, 0.0, 0.0};
+    Level level = {0, {0}, {0.0}, {0}, {0.0}};
     if (s->boxed && !relaxed) {
         copy(p, v, n);
         for (Index i = 0; i < s->m; i++)
@@ -144,7 +148,7 @@ FN void face_gradient(Work *work, const int8_t *active, const double *y, const d
     Index k = reduce(work, active, y, v, p, q, relaxed, &level);
     for (Index j = 0; q && j < k; j++)
         row_gradient(s, face->rows[j], face->sides[j], face->r[j], q[j], p, y, power, to, b);
-    level_gradient(s, level, active, p, y, power, to, b);
+    level_gradient(s, &level, active, p, y, power, to, b);
 }
 
 /* The gradients of one sample whose rows are scaled. */

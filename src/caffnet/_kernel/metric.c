@@ -172,14 +172,14 @@ FN int settle_in_metric(Work *work, Metric *metric) {
     return state == CAFFNET_INSIDE ? CAFFNET_PROJECTED : state;
 }
 
-/* Put the point nearest in M of those whose soft rows give way by work->relax into work->y, where it stands at the point
+/* Put the point nearest in M of those whose soft rows give way to their levels into work->y, where it stands at the point
    nearest in the Euclidean metric, which stays if rounding is in the way. */
 FN void relax_in_metric(Work *work, Metric *metric) {
     Index n = work->rows.n;
     double *goal = work->other;
     keep_answer(work);
     return_from_white(work, metric);
-    relax_rows(work, work->relax);
+    relax_to_levels(work);
     int state = settle_in_metric(work, metric);
     if (state == REJECTED) { /* a near miss: the nearest point to it, in any metric */
         copy(goal, work->y, n);
@@ -252,7 +252,7 @@ FN void differentiate_in_metric(const CaffnetBatch *batch, const CaffnetGradient
     Index n = work->rows.n;
     const int8_t *active = batch->active + b * batch->m;
     int single = work->single, held = 0, numbers = 1, relaxed = batch->status[b] == CAFFNET_RELAXED;
-    Level level = {-1, -1, 0.0, 0.0};
+    Level level = {0, {0}, {0.0}, {0}, {0.0}};
     for (int64_t i = 0; i < batch->m && !held; i++) held = active[i] != 0;
     if (!held || !whiten(batch, b, metric, &work->t, batch->tangent ? NULL : active)) {
         differentiate(batch, to, b, work);
@@ -279,7 +279,7 @@ FN void differentiate_in_metric(const CaffnetBatch *batch, const CaffnetGradient
     from_white(metric, user, n);
     for (Index j = 0; j < k; j++)
         row_gradient(&white->rows, face->rows[j], face->sides[j], times_power(face->r[j], -white->rows.shift), q[j], user, y, 1.0, to, b);
-    level_gradient(&white->rows, level, active, user, y, 1.0, to, b);
+    level_gradient(&white->rows, &level, active, user, y, 1.0, to, b);
     if (to->metric)
         for (Index i = 0; i < n; i++) {
             double *line = to->metric + b * to->metric_step + (metric->diagonal ? 0 : (int64_t)i * n);

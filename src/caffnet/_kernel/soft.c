@@ -1,17 +1,21 @@
 /* Soft rows: they give way where the set is empty, and the hard ones never.
 
-   The level t is the least by which all soft rows must be relaxed, in the user's units, so that they meet within the
-   hard ones: least violation (infeasible.c) with a unit of 0 for every hard row. A conflict that has no soft row in it
-   is one of the hard rows among themselves. The answer is the projection of g on the rows relaxed by t.
+   The first level t is the least by which all soft rows must be relaxed, in the user's units, so that they meet within
+   the hard ones: least violation (infeasible.c) with a unit of 0 for every hard row. A conflict that has no soft row in
+   it is one of the hard rows among themselves. The rows of the conflict, which determine the level, stay there; the
+   others need not give way so much, and are asked for their own least level, and so on until the rest hold: the largest
+   violation is as small as it can be, then the next. The answer is the projection of g on the rows relaxed in this way.
 
-   The derivative. A conflict mu with sum mu_i a_i = 0 determines t, so its rows stand beside those of the face: together
-   they are independent as rows (a_i, -side_i unit_i) of (y, t), and the answer is the closed form on them in R^(n+1),
-   where the flat leaves t no choice. With q = (A+)' v as if t were fixed and mu scaled to sum mu_i side_i unit_i = 1,
+   The derivative. A conflict mu with sum mu_i a_i = 0 determines its level, so its rows stand beside those of the face:
+   together they are independent as rows (a_i, -side_i unit_i e_l) of (y, t), with l the level of row i, and the answer is
+   the closed form on them, where the flat leaves t no choice. In R^n one row of each conflict depends on the others, the
+   closing row c: a_c = sum_j r_cj a_j. With q = (A+)' v as if t were fixed,
 
-     dt = sum mu_i (da_i y - db_i),   v dy/dt = tau = sum q_i side_i unit_i,   so   q becomes q - tau mu.
+     R_cl = [l is that of c] side_c unit_c - sum_{j of l} r_cj side_j unit_j,   tau_l = sum_{j of l} q_j side_j unit_j,
+     R' s = tau,   q_j becomes q_j + sum_c s_c r_cj,   and row c has -s_c.
 
-   `active` marks all of these rows; in R^n one of them depends on the others, the closing row, and that gives mu back.
-   Where t is half of what the bounds of one row miss each other by, it is t = (low - high) / 2 unit of that row. */
+   `active` marks all of these rows, and the point says which level each has. Where a level is half of what the bounds of
+   one row miss each other by, it is t = (low - high) / 2 unit of that row, which gets what is left of tau. */
 #include "internal.h"
 
 enum { ALL_ROWS, SOFT_ROWS, HARD_ROWS };
@@ -29,7 +33,8 @@ FN void choose_yielding(Work *work, int which) {
         int soft = is_soft(work, i), yields = which == ALL_ROWS || soft == (which == SOFT_ROWS);
         work->unit[i] = yields ? users_unit(work, i) : 0.0;
         work->give[i] = yields || !soft ? 0.0 : HUGE_VAL;
-        work->conflict[i] = work->fine[i] = 0.0;
+        work->conflict[i] = work->fine[i] = work->level[i] = 0.0;
+        work->tier[i] = 0;
     }
 }
 
@@ -47,62 +52,224 @@ FN int meaning_of_conflict(const Work *work) {
     return CAFFNET_INFEASIBLE;
 }
 
-/* Put the rows of the conflict beside those of the face: what is independent joins it, the closing row is only marked. */
+/* Leave the soft rows that determine the level `relax` there: those of the conflict, or whose bounds miss each other by
+   that much. They belong to tier `number`. How many soft rows are left. */
+FN Index fix_level(Work *work, double relax, int number, double size) {
+    Index left = 0;
+    for (Index i = 0; i < work->rows.m; i++) {
+        double unit = work->unit[i], miss = work->low[i] - work->high[i];
+        if (work->conflict[i] != 0.0 && work->tier[i] == 0) work->tier[i] = (int8_t)(work->conflict[i] > 0.0 ? number : -number);
+        if (unit == 0.0) continue;
+        if (work->conflict[i] == 0.0 && miss < 2.0 * relax * unit * (1.0 - work->t.search)) {
+            left++;
+            continue;
+        }
+        work->give[i] = relax * unit + work->t.search * size;
+        work->unit[i] = 0.0;
+    }
+    return left;
+}
+
+/* The least relaxation with which no row that gives way excludes itself. */
+FN double least_relaxation(const Work *work) {
+    double least = 0.0;
+    for (Index i = 0; i < work->rows.m; i++)
+        if (work->unit[i] > 0.0) least = larger(least, (work->low[i] - work->high[i]) / (2.0 * work->unit[i]));
+    return least;
+}
+
+/* Bring back the soft rows that need not give way by the first level, `relax`, at which all rows meet: level by level.
+   The number of rows of the face, as climb has it; the levels are in work->level, the rows that determine each in
+   work->tier. Where rounding is in the way, the rows that are left stay at the level before. */
+FN Index settle_levels(Work *work, double relax, Index k) {
+    double size = largest(work->g, work->rows.n) + largest(work->y, work->rows.n);
+    for (int number = 1; relax > 0.0 && number < 100; number++) {
+        if (fix_level(work, relax, number, size) == 0) break;
+        double before = relax;
+        relax = least_relaxation(work);
+        for (Index i = 0; i < work->rows.m; i++) work->conflict[i] = work->fine[i] = 0.0;
+        k = climb(work, work->g, work->y, &relax, NULL);
+        if (k >= 0 && relax <= before) continue;
+        for (Index i = 0; i < work->rows.m; i++) {
+            work->give[i] += before * work->unit[i];
+            work->unit[i] = 0.0;
+        }
+        relax = 0.0;
+        k = climb(work, work->g, work->y, &relax, NULL);
+    }
+    for (Index i = 0; i < work->rows.m; i++) {
+        if (!is_soft(work, i)) continue;
+        work->level[i] = work->give[i];
+        work->give[i] = 0.0;
+    }
+    return k;
+}
+
+/* Take the conflict for that of a level of 0. */
+FN void forget_levels(Work *work) {
+    for (Index i = 0; i < work->rows.m; i++) {
+        work->level[i] = 0.0;
+        work->tier[i] = (int8_t)((work->conflict[i] > 0.0) - (work->conflict[i] < 0.0));
+    }
+}
+
+/* Relax the soft rows to their levels, until restore_bounds. */
+FN void relax_to_levels(Work *work) {
+    for (Index i = 0; i < work->rows.m; i++)
+        if (is_soft(work, i)) work->give[i] = work->level[i];
+    relax_rows(work, 0.0);
+    for (Index i = 0; i < work->rows.m; i++)
+        if (is_soft(work, i)) work->give[i] = 0.0;
+}
+
+/* Put the rows of the conflicts beside those of the face: what is independent joins it, the others are only marked. */
 FN void close_face(Work *work) {
     const Rows *s = &work->rows;
     Face *face = &work->face;
-    int closed = 0;
     for (Index i = 0; i < s->m; i++) {
-        if (work->conflict[i] == 0.0 || face->held[i] != 0) continue;
-        Index side = work->conflict[i] > 0.0 ? 1 : -1;
+        if (work->tier[i] == 0 || face->held[i] != 0) continue;
+        int8_t side = (int8_t)(work->tier[i] > 0 ? 1 : -1);
         if (!is_finite(side > 0 ? work->high[i] : work->low[i])) continue; /* no point is nearer to it than another */
         add(s, face, i, side, work->t.rank);
-        if (face->held[i] == 0 && !closed) {
-            face->held[i] = (int8_t)side;
-            closed = 1;
-        }
+        face->held[i] = side;
     }
     work->ready = 0; /* the marks of the face are not those of its factors */
 }
 
-/* What the level adds to a gradient. */
+/* What the levels add to a gradient. */
 typedef struct {
-    Index closing, crossed; /* rows, or -1 */
-    double q, share;        /* of the closing row; of the lower bound of the crossed one, and minus that of the upper */
+    Index count, closing[LEVELS]; /* rows that close a conflict */
+    double s[LEVELS];             /* minus their coefficients */
+    Index crossed[LEVELS];        /* rows whose bounds miss each other by the level, or -1 */
+    double share[LEVELS];         /* of their lower bounds, and minus that of the upper ones */
 } Level;
 
-/* Change q, the coefficients of v on the rows of the face, from those at a fixed level to those of (y, t). */
-FN Level share_level(Work *work, const int8_t *active, double *q) {
+/* The levels of the active soft rows at y, as tiers 1, 2, ...; 0 for rows that do not give way. Their number. */
+FN int find_tiers(Work *work, const int8_t *active, const double *y) {
+    const Rows *s = &work->rows;
+    double size = largest(y, s->n) + largest(work->g, s->n), level[LEVELS], room[LEVELS];
+    int count = 0;
+    for (Index i = 0; i < s->m; i++) {
+        work->tier[i] = 0;
+        if (active[i] == 0 || !is_soft(work, i)) continue;
+        double unit = users_unit(work, i), value = value_of(s, i, y), bound = active[i] > 0 ? s->high[i] : s->low[i];
+        double t = (double)active[i] * (value - bound) / unit;
+        double mine = 4.0 * (work->t.feasibility * (size + fabs(bound)) + work->t.underflow) / unit;
+        if (!(t > mine)) continue;
+        int tier = 0;
+        mine += work->t.optimal * t; /* levels are found up to the rounding of all rows of a conflict */
+        while (tier < count && !(fabs(t - level[tier]) <= mine + room[tier])) tier++;
+        if (tier == LEVELS) tier--;
+        else if (tier == count) {
+            level[tier] = t;
+            room[tier] = mine;
+            count++;
+        }
+        work->tier[i] = (int8_t)(tier + 1);
+    }
+    return count;
+}
+
+/* What the coefficients x of the rows of the face pull at each level. */
+FN void pull_of_levels(const Work *work, const double *x, double *pull) {
+    const Face *face = &work->face;
+    for (int l = 0; l < LEVELS; l++) pull[l] = 0.0;
+    for (Index j = 0; j < face->k; j++) {
+        Index i = face->rows[j];
+        if (work->tier[i] > 0) pull[work->tier[i] - 1] += x[j] * (double)face->sides[j] * users_unit(work, i);
+    }
+}
+
+/* Write into R what row i says about the levels, as R_cl above; 0 if that is nothing. */
+FN int says_of_levels(Work *work, Index i, Index side, int count, double *R) {
+    Face *face = &work->face;
+    double size = 0.0, most = 0.0;
+    (void)remainder_of(&work->rows, i, face);
+    in_rows(face, 0, face->d, face->r, work->rows.n);
+    pull_of_levels(work, face->r, R);
+    for (int l = 0; l < count; l++) R[l] = -R[l];
+    for (Index j = 0; j < face->k; j++)
+        if (work->tier[face->rows[j]] > 0) size += fabs(face->r[j]) * users_unit(work, face->rows[j]);
+    if (work->tier[i] > 0) {
+        R[work->tier[i] - 1] += (double)side * users_unit(work, i);
+        size += users_unit(work, i);
+    }
+    for (int l = 0; l < count; l++) most = larger(most, fabs(R[l]));
+    return most > work->t.fine_rank * size;
+}
+
+/* Change q, the coefficients of v on the rows of the face, from those at fixed levels to those of (y, t). */
+FN Level share_levels(Work *work, const int8_t *active, const double *y, double *q) {
     const Rows *s = &work->rows;
     Face *face = &work->face;
-    Level level = {-1, -1, 0.0, 0.0};
-    double tau = 0.0, worst = 0.0;
-    for (Index j = 0; j < face->k; j++)
-        if (is_soft(work, face->rows[j])) tau += q[j] * (double)face->sides[j] * users_unit(work, face->rows[j]);
-    for (Index i = 0; i < s->m; i++) {
-        if (active[i] == 0 || face->held[i] != 0) continue;
-        (void)remainder_of(s, i, face);
-        in_rows(face, 0, face->d, face->r, s->n);
-        double rate = is_soft(work, i) ? (double)active[i] * users_unit(work, i) : 0.0, size = fabs(rate);
-        for (Index j = 0; j < face->k; j++) {
-            if (!is_soft(work, face->rows[j])) continue;
-            double unit = users_unit(work, face->rows[j]);
-            rate -= face->r[j] * (double)face->sides[j] * unit;
-            size += fabs(face->r[j]) * unit;
+    Level level = {0, {0}, {0.0}, {0}, {0.0}};
+    double tau[LEVELS], worst[LEVELS], R[LEVELS][LEVELS], left[LEVELS][LEVELS]; /* left: what is new in each row */
+    int count = find_tiers(work, active, y), pivot[LEVELS], settled[LEVELS] = {0};
+    pull_of_levels(work, q, tau);
+    for (Index i = 0; i < s->m && level.count < count; i++) { /* rows that say more than those before */
+        Index c = level.count;
+        if (active[i] == 0 || face->held[i] != 0 || !says_of_levels(work, i, active[i], count, R[c])) continue;
+        double size = 0.0, most = 0.0;
+        for (int l = 0; l < count; l++) {
+            left[c][l] = R[c][l];
+            size = larger(size, fabs(R[c][l]));
         }
-        if (!(fabs(rate) > work->t.fine_rank * size)) continue; /* it says what the others say, at every level */
-        for (Index j = 0; j < face->k; j++) q[j] += tau / rate * face->r[j];
-        level.closing = i;
-        level.q = -tau / rate;
-        return level;
+        for (Index e = 0; e < c; e++) {
+            double factor = left[c][pivot[e]] / left[e][pivot[e]];
+            for (int l = 0; l < count; l++) left[c][l] -= factor * left[e][l];
+        }
+        for (int l = 0; l < count; l++)
+            if (!settled[l] && fabs(left[c][l]) > most) {
+                most = fabs(left[c][l]);
+                pivot[c] = l;
+            }
+        if (!(most > work->t.optimal * size)) continue;
+        settled[pivot[c]] = 1;
+        level.closing[level.count++] = i;
     }
-    for (Index i = 0; i < s->m; i++) {
-        if (active[i] == 0 || !is_soft(work, i)) continue;
-        double unit = users_unit(work, i), miss = (s->low[i] - s->high[i]) / unit;
-        if (!(miss > worst)) continue;
-        worst = miss;
-        level.crossed = i;
-        level.share = tau / (2.0 * unit);
+    /* R' s = tau for the levels of the pivots. */
+    double small[LEVELS][LEVELS], right[LEVELS];
+    for (Index e = 0; e < level.count; e++) {
+        right[e] = tau[pivot[e]];
+        for (Index c = 0; c < level.count; c++) small[e][c] = R[c][pivot[e]];
+    }
+    for (Index c = 0; c < level.count; c++) {
+        Index best = c;
+        for (Index e = c + 1; e < level.count; e++)
+            if (fabs(small[e][c]) > fabs(small[best][c])) best = e;
+        for (Index e = 0; e < level.count; e++) {
+            double swapped = small[c][e];
+            small[c][e] = small[best][e];
+            small[best][e] = swapped;
+        }
+        double swapped = right[c];
+        right[c] = right[best];
+        right[best] = swapped;
+        for (Index e = 0; e < level.count; e++) {
+            if (e == c || small[e][c] == 0.0) continue;
+            double factor = small[e][c] / small[c][c];
+            for (Index d = c; d < level.count; d++) small[e][d] -= factor * small[c][d];
+            right[e] -= factor * right[c];
+        }
+    }
+    for (Index c = 0; c < level.count; c++) level.s[c] = right[c] / small[c][c];
+    for (Index c = 0; c < level.count; c++) {
+        double again[LEVELS];
+        (void)says_of_levels(work, level.closing[c], active[level.closing[c]], count, again);
+        for (Index j = 0; j < face->k; j++) q[j] += level.s[c] * face->r[j];
+        for (int l = 0; l < count; l++) tau[l] -= level.s[c] * R[c][l];
+    }
+    for (int l = 0; l < LEVELS; l++) {
+        level.crossed[l] = -1;
+        worst[l] = 0.0;
+    }
+    for (Index i = 0; i < s->m; i++) { /* levels that no conflict settles are those of bounds that miss each other */
+        int l = work->tier[i] - 1;
+        double unit = users_unit(work, i), miss = l < 0 || settled[l] ? 0.0 : (s->low[i] - s->high[i]) / unit;
+        if (l < 0 || !(miss > worst[l])) continue;
+        worst[l] = miss;
+        level.crossed[l] = i;
+        level.share[l] = tau[l] / (2.0 * unit);
     }
     return level;
 }

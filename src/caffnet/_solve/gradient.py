@@ -111,16 +111,19 @@ def _on_face(p: Problem, found: Answer, options: Options) -> Tensor:
     # A sample lies on a flat if it has one; an accepted f and a sample without an answer have none.
     moved = (sides != 0).any(-1, keepdim=True) & found.value.isfinite().all(-1, keepdim=True)
     used = (sides != 0) & moved
-    A = pick_rows(p.A, rows)
+    A = full = pick_rows(p.A, rows)
     exponent = unit_exponent(A.detach())
     A = torch.where(used.unsqueeze(-1), times_power(A, exponent.unsqueeze(-1)), 0.0)
     lower, upper = (t.expand(p.f.shape[0], t.shape[-1]).gather(-1, rows) for t in (p.lower, p.upper))
     chosen = torch.where(sides > 0, upper, lower)
-    level = None
+    levels = None
     if p.soft:
         giving = is_kind(p.soft, SOFT, rows.device)[rows] & used & _relaxed(found)
-        level = _Level(giving, sides, lower, upper, factor(A.detach(), used).independent.unsqueeze(-1))
-        chosen = chosen + sides * level.crossed
+        goal = (p.f if p.w is None else p.f + p.w).detach()
+        y, goal = (torch.where(moved, t, 0.0) for t in (found.value, goal))
+        giving, group = _groups(giving, sides, full.detach(), chosen.detach(), y, goal)
+        levels = _Levels(giving, sides, lower, upper, group, factor(A.detach(), used).independent.unsqueeze(-1))
+        chosen = chosen + sides * levels.crossed
     bound = times_power(chosen, exponent)
     bound = torch.where(used & bound.isfinite(), bound, 0.0)
     # Samples that lie on no flat take no part: zeros in, zeros out.
@@ -128,8 +131,8 @@ def _on_face(p: Problem, found: Answer, options: Options) -> Tensor:
     tangent = options.gradient == "tangent"
     g = f.detach() if tangent else f
     g = g if w is None else g + w
-    if level is not None:
-        A, g = level.widen(A, exponent, g)
+    if levels is not None:
+        A, g = levels.widen(A, exponent, g)
     pinv = factor(A, used, exponent=exponent if found.choice is not None else None).pinv
     y = product(pinv, bound) + (g - product(pinv, product(A, g)))
     y = y[..., : f.shape[-1]]
@@ -143,33 +146,68 @@ def _on_face(p: Problem, found: Answer, options: Options) -> Tensor:
     return torch.where(moved, y, rest)
 
 
-class _Level:
-    """By how much the soft rows of RELAXED samples give way, as one more output t that has no say in distances.
+class _Levels:
+    """By how much the soft rows of RELAXED samples give way, as more outputs t that have no say in distances.
 
-    A row at its relaxed bound reads ``a_i y - side_i t = b_i``. The rows of the conflict, which depend on each other,
-    leave t no choice, so the closed form of (y, t) is that of y (`_kernel/soft.c`). Where they are independent, t is
-    known before: half of what the bounds of one row miss each other by, or that of a row that no point is nearer to.
+    A row at its relaxed bound reads ``a_i y - side_i t_l = b_i`` with l its level. The rows of a conflict depend on each
+    other and leave t_l no choice, so the closed form of (y, t) is that of y (`_kernel/soft.c`). A level that is half of
+    what the bounds of one row miss each other by, or that of a row that no point is nearer to, is known before.
 
     Args:
         giving: which of the rows in the slots give way, ``(B, k)``.
         sides: of these rows.
         lower: their bounds.
         upper: their bounds.
-        known: whether the rows are independent, ``(B, 1)``.
+        group: the number of the level of each row, ``(B, k)``.
+        independent: whether the rows of all slots are, ``(B, 1)``.
     """
 
-    def __init__(self, giving: Tensor, sides: Tensor, lower: Tensor, upper: Tensor, known: Tensor):
+    def __init__(self, giving: Tensor, sides: Tensor, lower: Tensor, upper: Tensor, group: Tensor, independent: Tensor):
+        same = giving.unsqueeze(-1) & giving.unsqueeze(-2) & (group.unsqueeze(-1) == group.unsqueeze(-2))
         miss = torch.where(giving & (lower > upper), (lower - upper) / 2, 0.0)
-        top = miss.amax(-1, keepdim=True) if miss.shape[-1] else miss.new_zeros(*miss.shape[:-1], 1)
-        self.crossed = torch.where(giving & known, top, 0.0)
-        self.free, self.sides = giving & ~known, sides
+        top = torch.where(same, miss.unsqueeze(-2), 0.0)
+        top = top.amax(-1) if top.shape[-1] else miss
+        known = giving & (independent | (top > 0))
+        self.crossed = torch.where(known, top, 0.0)
+        self.free, self.sides, self.group = giving & ~known, sides, group
 
     def widen(self, A: Tensor, exponent: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-        """Scaled rows and g with one more entry. t is counted in units of the smallest row that has it."""
-        unit = torch.where(self.free, -exponent, math.inf).amin(-1, keepdim=True) if exponent.shape[-1] else exponent
+        """Scaled rows and g with one more entry for each level, in units of the smallest row that has it."""
+        k = self.group.shape[-1]
+        unit = torch.where(self.free, -exponent, math.inf).amin(-1, keepdim=True) if k else exponent
         unit = torch.where(self.free, times_power(torch.ones_like(exponent), exponent + unit), 0.0)
-        column = torch.where(self.free, -self.sides * unit, 0.0)
-        return torch.cat([A, column.unsqueeze(-1)], -1), torch.nn.functional.pad(g, (0, 1))
+        place = torch.nn.functional.one_hot(self.group, max(k, 1))[..., :k]
+        columns = torch.where(self.free, -self.sides * unit, 0.0).unsqueeze(-1) * place
+        return torch.cat([A, columns], -1), torch.nn.functional.pad(g, (0, k))
+
+
+def _groups(
+    giving: Tensor, sides: Tensor, rows: Tensor, chosen: Tensor, y: Tensor, goal: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The rows that give way at the points y, and the number of the level of each, from 0 on: both ``(B, k)``.
+
+    Args:
+        giving: which rows may give way, ``(B, k)``.
+        sides: the sides of the rows.
+        rows: the rows, ``(B, k, n)``, not scaled.
+        chosen: their bounds.
+        y: the points, ``(B, n)``.
+        goal: what they are nearest to, ``(B, n)``: its size is that of their rounding.
+    """
+    level = torch.where(giving, sides * (dot(rows, y.unsqueeze(-2)) - chosen), 0.0)
+    largest = y.abs().amax(-1, keepdim=True) + goal.abs().amax(-1, keepdim=True) if y.shape[-1] else y[..., :1]
+    size = rows.abs().sum(-1) * largest + chosen.abs()
+    room = 4 * (tolerance.feasibility(y.dtype, y.shape[-1]) * size + tolerance.underflow(y.dtype))
+    giving = giving & (level > room)
+    if level.shape[-1] == 0:
+        return giving, level.long()
+    level = torch.where(giving, level, 0.0)
+    room = room + tolerance.optimal(y.dtype) * level  # levels are found up to the rounding of all rows of a conflict
+    order = level.argsort(-1, descending=True)
+    sorted_level, sorted_room = level.gather(-1, order), room.gather(-1, order)
+    fresh = sorted_level[..., :-1] - sorted_level[..., 1:] > sorted_room[..., :-1] + sorted_room[..., 1:]
+    number = torch.nn.functional.pad(fresh.long().cumsum(-1), (1, 0))
+    return giving, torch.zeros_like(number).scatter(-1, order, number)
 
 
 def _relaxed(found: Answer) -> Tensor:
@@ -181,7 +219,7 @@ def _slots(p: Problem, found: Answer) -> tuple[Tensor, Tensor]:
     """The rows of each face and their sides, ``(B, k)``; side 0 in empty slots."""
     active = found.active
     n, m = p.f.shape[-1], active.shape[-1]
-    slots = min(n + bool(p.soft), m)  # one row more where the level of soft rows is an output too
+    slots = m if p.soft else min(n, m)  # more rows than outputs where the levels of soft rows are outputs too
     if is_concrete(active) and not in_transform():
         slots = int((active != 0).sum(-1).amax()) if active.numel() else 0
     rows = (active == 0).to(torch.int8).argsort(dim=-1, stable=True)[..., :slots]

@@ -352,8 +352,9 @@ class AffineSet:
         r"""The same set with rows that may give way; join it with hard rows by ``&``.
 
         Args:
-            weight: None: the rows give way only where the whole set is empty, and then together, by the least largest
-                violation in their own units that leaves a point within the hard rows. Else the price of giving way,
+            weight: None: the rows give way only where the whole set is empty, and then by the least: the largest
+                violation, in their own units, is as small as the hard rows allow, then the next largest, and so on, so
+                that a row which can be kept is kept. Else the price of giving way,
                 positive, ``(..., m)`` or one number: the answer minimises
                 $\tfrac12 \|y - f\|^2 + \tfrac12 \sum_i weight_i \, slack_i^2$ over the hard rows, with $slack_i$ the
                 violation of row i. Gradients reach it.
