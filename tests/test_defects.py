@@ -429,7 +429,9 @@ def test_a_batch_without_samples_and_a_set_without_rows():
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_tensors_without_one_shape_or_numbers_are_named():
     ragged = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(1, 3)])
-    with pytest.raises(ConstraintError, match="A is a nested tensor; all samples of a set have the same number of rows"):
+    with pytest.raises(
+        ConstraintError, match="A is a nested tensor; all samples of a set have the same number of rows"
+    ):
         AffineSet(ragged, None, [1.0])
     with torch.device("meta"), pytest.raises(ConstraintError, match="tensors on the meta device have none"):
         CAffine(AffineSet.inequality(torch.ones(1, 3), torch.ones(1)))
