@@ -178,7 +178,8 @@ class CAffine(nn.Module):
                 f"The constraint function must return an AffineSet, got {type(made).__name__}: "
                 "for A y <= b, return AffineSet.inequality(A, b)."
             )
-        return made if self.metric is None else made.with_metric(self.metric)
+        metric = self._buffers["metric"]  # as an attribute it takes longer, and mostly there is none
+        return made if metric is None else made.with_metric(metric)
 
     def _in_need_of_w(self, f: Tensor, constraints: AffineSet | Prepared) -> Tensor:
         """The samples whose f is not feasible, ``(...)``; all, if numbers are not known yet or rows are equalities."""
