@@ -22,20 +22,25 @@ class Allocation(lightning.LightningModule):
         return self.model(x)
 
     def training_step(self, batch, _):
-        x, target = batch
-        answer = self.model.project(x)
-        usable = (answer.status != Status.INFEASIBLE) & (answer.status != Status.INVALID)
+        answer, usable, loss = self.judge(*batch)
         self.log("on the boundary", (answer.status == Status.PROJECTED).float().mean())
-        loss = (answer.value[usable] - target[usable]).square().mean()
-        self.log("loss", loss)
+        if not usable.any():
+            return None  # nothing to learn from in this batch: Lightning takes no step
+        self.log("loss", loss, batch_size=int(usable.sum()))
         return loss
 
     def validation_step(self, batch, _):
-        x, target = batch
-        answer = self.model.project(x)
-        self.log("validation loss", (answer.value - target).square().mean())
-        self.log("largest violation", answer.violation.max(), reduce_fx="max")
+        answer, usable, loss = self.judge(*batch)
+        if usable.any():
+            self.log("validation loss", loss, batch_size=int(usable.sum()))
+            self.log("largest violation", answer.violation[usable].max(), reduce_fx="max")
         self.log("infeasible", (answer.status == Status.INFEASIBLE).float().sum(), reduce_fx="sum")
+
+    def judge(self, x, target):
+        """The answer, which samples have one, and the loss over those: the values of the others are NaN."""
+        answer = self.model.project(x)
+        usable = (answer.status != Status.INFEASIBLE) & (answer.status != Status.INVALID)
+        return answer, usable, (answer.value[usable] - target[usable]).square().mean()
 
     def configure_optimizers(self):
         return torch.optim.Adam(self.parameters(), self.hparams["rate"])

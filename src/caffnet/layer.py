@@ -178,7 +178,8 @@ class CAffine(nn.Module):
                 f"The constraint function must return an AffineSet, got {type(made).__name__}: "
                 "for A y <= b, return AffineSet.inequality(A, b)."
             )
-        if self.metric is None:
+        metric = self._buffers["metric"]  # as an attribute it takes longer, and mostly there is none
+        if metric is None:
             return made
         rows = made.set if isinstance(made, Prepared) else made
         if rows.metric is not None:
@@ -186,7 +187,7 @@ class CAffine(nn.Module):
                 "The layer has a metric, and so has the set of its constraint function: give it in one of the two "
                 "places."
             )
-        return made.with_metric(self.metric.to(rows.dtype))
+        return made.with_metric(metric.to(rows.dtype))
 
     def _in_need_of_w(self, f: Tensor, constraints: AffineSet | Prepared) -> Tensor:
         """The samples whose f is not feasible, ``(...)``; all, if numbers are not known yet or rows are equalities."""

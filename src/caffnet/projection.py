@@ -252,26 +252,26 @@ def project_checked(
 ) -> Projection:
     """`project` with options that are checked already."""
     constraints, batch = validate(f, set, w, options)
+    slacks = constraints.slacks
     if is_exporting_plain():
-        search = graph.check_search(constraints.row_kinds, constraints.n + constraints.slacks, options)
+        search = graph.check_search(constraints.row_kinds, constraints.n + slacks, options)
     elif isinstance(set, Prepared):
         search = set.search
     else:
-        search = choose_search(
-            constraints.row_kinds, constraints.n + constraints.slacks, options.search, options.budget
-        )
+        search = choose_search(constraints.row_kinds, constraints.n + slacks, options.search, options.budget)
     options = options.searching(search)
-    problem = flatten(constraints, f, w, batch)
-    if constraints.softness is not None:
-        problem = _soften(problem, constraints, batch, options)
+    soft = soft_rows(constraints, options)
+    problem = flatten(constraints, f, w, batch, soft)
+    if slacks:
+        problem = price_slacks(problem, constraints, batch)
     if start is not None:
         start = start_lines(start, batch, constraints.m)
     answer = differentiable.answer(problem, options, start)
     value, status, active = answer.value, answer.status, answer.active
-    if constraints.softness is not None and constraints.slacks:
-        value, slacks = value[..., : constraints.n], value[..., constraints.n :].detach()
+    if slacks:
+        value, given = value[..., : constraints.n], value[..., constraints.n :].detach()
         answered = (status != int(Status.INFEASIBLE)) & (status != int(Status.INVALID))
-        status = torch.where(answered & (slacks != 0).any(-1), int(Status.RELAXED), status).to(torch.int8)
+        status = torch.where(answered & (given != 0).any(-1), int(Status.RELAXED), status).to(torch.int8)
     if len(batch) != 1:
         value, status, active = shaped(value, batch), shaped(status, batch), shaped(active, batch)
     nearest = w is None and options.norm == 2 and search in ("full", "active")
@@ -326,7 +326,7 @@ def validate(
             f"A metric says which point is nearest: with norm={options.norm:g} and search={options.search!r} it cannot "
             'be combined. Use norm=2 and search="full", or a set without a metric.'
         )
-    if soft and fitting.slacks and (options.norm != 2 or options.search == "paper"):
+    if soft and (options.norm != 2 or options.search == "paper") and fitting.slacks:
         raise ConstraintError(
             f"The weight of a soft row prices a squared distance: with norm={options.norm:g} and "
             f"search={options.search!r} it cannot be combined. Use norm=2 and another search, or soft rows without a "
@@ -425,13 +425,6 @@ def _yielding(kinds: str, on_infeasible: str) -> str:
     return marks if SOFT in marks else ""
 
 
-def _soften(problem: Problem, set: AffineSet, batch: torch.Size, options: Options) -> Problem:
-    """The problem with its soft rows marked for the kernel, and a slack for each row with a weight."""
-    soft = soft_rows(set, options)
-    problem = problem._replace(soft=soft) if soft else problem
-    return price_slacks(problem, set, batch) if set.slacks else problem
-
-
 def price_slacks(problem: Problem, set: AffineSet, batch: torch.Size) -> Problem:
     """The problem with a slack for each row with a weight."""
     assert set.softness is not None
@@ -449,8 +442,8 @@ def _weighted_rows(set: AffineSet, device: torch.device) -> Tensor:
     return torch.tensor([i for i, kind in enumerate(set.softness.kinds) if kind == WEIGHTED], device=device)
 
 
-def flatten(set: AffineSet, f: Tensor, w: Tensor | None, batch: torch.Size) -> Problem:
-    """One sample per line; what all samples share stays shared."""
+def flatten(set: AffineSet, f: Tensor, w: Tensor | None, batch: torch.Size, soft: str = "") -> Problem:
+    """One sample per line; what all samples share stays shared. `soft` is that of `Problem`."""
     A, lower, upper, metric = set.A, set.lower, set.upper, set.metric
     m, n = A.shape if A.ndim == 2 else A.shape[-2:]
 
@@ -472,4 +465,5 @@ def flatten(set: AffineSet, f: Tensor, w: Tensor | None, batch: torch.Size) -> P
         set.row_kinds,
         set.labels,
         tuple(batch),
+        soft,
     )

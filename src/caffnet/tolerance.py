@@ -134,6 +134,20 @@ def shell(dtype: torch.dtype, n: int) -> float:
     return 64 * max(n, 1) * torch.finfo(dtype).eps
 
 
+#: The radius of a ball has stopped growing if looking 2^12 times farther adds less than this share of it, beside what
+#: rounding adds. Where it still grows, it does so by a factor of the order of 2^12.
+GROWN = 2.0**-16
+
+
+def even(dtype: torch.dtype) -> float:
+    """The change of a log-density over an interval below which it is the same all over the interval.
+
+    The mass of the interval is then a difference that keeps less than half of its digits, and the interval times its
+    density is right to as many: the root is where both are equally good.
+    """
+    return math.sqrt(torch.finfo(dtype).eps)
+
+
 def exported(dtype: torch.dtype) -> float:
     """The difference, relative to a number or 1, that an exported model may have from torch: 1e-12 in float64.
 

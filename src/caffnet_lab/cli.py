@@ -426,6 +426,9 @@ def audit(
     samples: Annotated[int, typer.Option(help="Number of states in the first search.")] = 4096,
     names: Annotated[str | None, typer.Option(help="Names of the states, as in --names=p,v.")] = None,
     times: Annotated[str | None, typer.Option(help="An interval of time for a barrier that moves, as in 0,5.")] = None,
+    where: Annotated[
+        str | None, typer.Option(help="Only these states count: a function x -> bool, module:name or file.py:name.")
+    ] = None,
     picture: Annotated[Path | None, typer.Option(help="A file for a picture over the first two states.")] = None,
 ) -> None:
     """Look for states where no input is admissible. Exits with 1 if there are any, for use in CI."""
@@ -444,6 +447,7 @@ def audit(
             samples=samples,
             names=None if names is None else names.split(","),
             times=None if times is None else tuple(_numbers_of("--times", times, 2)),  # pyright: ignore
+            where=None if where is None else find(where, "--where", "x -> bool"),
         )
     except (ConstraintError, NotFoundError) as error:
         _fail(error)

@@ -14,22 +14,27 @@ class NotFoundError(ValueError):
     """There is no such object, or it cannot be called."""
 
 
-def find(place: str) -> Callable[[Any], Any]:
+def find(place: str, what: str = "The constraint", kind: str = "x -> AffineSet") -> Callable[[Any], Any]:
     """The function at a place.
+
+    Args:
+        place: ``module:name`` or ``file.py:name``.
+        what: what it is, for messages.
+        kind: what it takes and gives.
 
     Raises:
         NotFoundError: with what came, what was expected, and what is there instead.
     """
     source, _, name = place.rpartition(":")
     if not source or not name:
-        raise NotFoundError(f"The constraint must be given as module:name or file.py:name, got {place!r}.")
+        raise NotFoundError(f"{what} must be given as module:name or file.py:name, got {place!r}.")
     module = _from_file(Path(source)) if source.endswith(".py") else _from_module(source)
     if not hasattr(module, name):
         there = ", ".join(key for key, value in vars(module).items() if callable(value) and not key.startswith("_"))
         raise NotFoundError(f"{source} has no {name!r}; it has {there or 'nothing to call'}.")
     found = getattr(module, name)
     if not callable(found):
-        raise NotFoundError(f"{place} must be a function x -> AffineSet, got {type(found).__name__}.")
+        raise NotFoundError(f"{place} must be a function {kind}, got {type(found).__name__}.")
     return found
 
 

@@ -1,6 +1,9 @@
 """The audit: states without an admissible input are found, named and proven, and none is invented."""
 
 import math
+import re
+import tomllib
+from pathlib import Path
 
 import pytest
 import torch
@@ -100,6 +103,41 @@ def test_boxes_are_halved_where_the_rows_move(most):
     assert float(around.depths.min()) == -math.inf or float(around.worst.norm()) < 0.2
 
 
+def dip(x):
+    """``-b <= u <= 1`` with b = 1, but for a strip of states where it is -5: no u."""
+    b = torch.where((x[..., :1] > 0.5) & (x[..., :1] < 0.53), -5.0, 1.0).to(x)
+    return AffineSet.inequality(torch.tensor([[1.0], [-1.0]], dtype=x.dtype), torch.cat([torch.ones_like(b), b], -1))
+
+
+def test_nothing_is_proven_against_a_sample():
+    found = audit(dip, [0.0], [2.0])
+    assert found.infeasible.any() and not found.ok
+    assert found.proof == "none, the rows are not affine in the state"
+    assert "Proof: feasible" not in str(found)
+
+
+def test_a_proof_says_what_it_rests_on():
+    """A strip so narrow that no sample meets it: nothing can be known of it, and the report says what was tested."""
+
+    def narrow(x):
+        return dip(0.515 + (x - 0.5123456789) * 1e6)
+
+    found = audit(narrow, [0.0], [2.0], samples=64)
+    assert found.proof == "feasible"
+    assert str(found).endswith("Proof: feasible, if the rows are affine between the states tested.")
+
+
+def test_a_bound_that_is_infinite_in_some_states_is_not_affine():
+    def opening(x):
+        b = torch.where(x[..., :1] > 1.9, -5.0, torch.inf).to(x)
+        return AffineSet.inequality(
+            torch.tensor([[1.0], [-1.0]], dtype=x.dtype), torch.cat([torch.ones_like(b), b], -1)
+        )
+
+    found = audit(opening, [0.0], [2.0], samples=64)
+    assert found.infeasible.any() and found.proof == "none, the rows are not affine in the state"
+
+
 def test_a_needle_is_found_by_looking_again():
     """Empty in a ball of a thousandth of the box; the depth falls towards it."""
 
@@ -189,6 +227,10 @@ from caffnet.control import BarrierConstraint, InsideBox, Integrator
 
 safe = BarrierConstraint(Integrator(1, 1), InsideBox([-1.0], [1.0]), inputs=AffineSet.box(-1.0, 1.0, dim=1))
 number = 3
+
+
+def within(x):
+    return x[..., 0].abs() <= 1
 """
 
 
@@ -204,10 +246,20 @@ def call(tmp_path, monkeypatch):
 
 def test_the_command_says_what_it_found(call, tmp_path):
     good = call("controller_under_audit.py:safe", "--lower=-1", "--upper=1", "--samples=64")
-    assert good.exit_code == 0 and "Proof: feasible." in good.output
+    assert good.exit_code == 0 and "Proof: feasible, if the rows are affine between the states tested." in good.output
     bad = call("controller_under_audit:safe", "--lower=-3", "--upper=3", "--names=p", "--picture=p.png")
     assert bad.exit_code == 1 and "at p = " in bad.output
     assert (tmp_path / "p.png").exists()
+    place = "controller_under_audit.py"
+    some = call(f"{place}:safe", "--lower=-3", "--upper=3", f"--where={place}:within", "--samples=64")
+    assert some.exit_code == 0 and "0 of" in some.output
+
+
+def test_the_command_comes_with_the_extra():
+    """`caffnet audit` needs typer and rich: those who install control have them."""
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    names = {re.match(r"[\w-]+", each).group() for each in project["optional-dependencies"]["control"]}
+    assert {"gymnasium", "typer", "rich"} <= names
 
 
 @pytest.mark.parametrize(
@@ -219,6 +271,10 @@ def test_the_command_says_what_it_found(call, tmp_path):
         (["controller_under_audit.py:number", "--lower=0", "--upper=1"], "must be a function x -> AffineSet, got int"),
         (["nothing.py:safe", "--lower=0", "--upper=1"], "There is no file nothing.py"),
         (["nothing_here:safe", "--lower=0", "--upper=1"], "There is no module 'nothing_here'"),
+        (
+            ["controller_under_audit.py:safe", "--lower=0", "--upper=1", "--where=controller_under_audit.py:number"],
+            "must be a function x -> bool, got int",
+        ),
         (["safe", "--lower=0", "--upper=1"], "must be given as module:name or file.py:name"),
         (["controller_under_audit.py:safe", "--lower=1", "--upper=0"], "corners of a box"),
     ],

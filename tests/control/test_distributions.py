@@ -9,6 +9,7 @@ import torch
 from caffnet import AffineSet
 from caffnet.control import (
     BoxTransform,
+    InteriorActor,
     InteriorNormal,
     ProjectedNormal,
     RayTransform,
@@ -17,6 +18,8 @@ from caffnet.control import (
     interior_point,
     interior_transform,
 )
+from caffnet.control.interior import depth
+from caffnet.control.truncated import truncated_sample
 from caffnet.errors import ConstraintError
 
 F64 = torch.float64
@@ -164,9 +167,12 @@ def test_the_mass_inside_a_polygon():
         exact = quadrature(density, low, high, 4001)
         assert found == pytest.approx(exact, rel=5e-3)
     with pytest.raises(ConstraintError, match="inside the set underflows"):
-        TruncatedNormal(set, torch.full((2,), 1e3, dtype=F64), torch.ones(2, dtype=F64)).log_prob(
+        TruncatedNormal(set, torch.full((2,), 1e17, dtype=F64), torch.ones(2, dtype=F64)).log_prob(
             torch.zeros(2, dtype=F64)
         )
+    empty = AffineSet.inequality([[1.0, 0.0], [-1.0, 0.0]], [-1.0, -1.0]).to(F64)
+    with pytest.raises(ConstraintError, match="underflows: the set has no interior"):
+        TruncatedNormal(empty, torch.zeros(2, dtype=F64), torch.ones(2, dtype=F64)).sample()
 
 
 def test_truncated_samples_follow_their_density():
@@ -183,6 +189,82 @@ def test_truncated_samples_follow_their_density():
         )
         assert gap.max() < 0.02
     torch.testing.assert_close(torch.cov(u.T), torch.cov(kept.T), atol=2e-3, rtol=0.05)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+@pytest.mark.parametrize("away", [0.5, 3.0, 8.0, 40.0, 400.0])
+def test_samples_and_scores_far_out_in_the_tail(away, dtype):
+    """Against scipy, on both sides; the distribution of depths is that of a Gaussian seen from its tail."""
+    stats = pytest.importorskip("scipy.stats")
+    for side in (-1.0, 1.0):
+        ends = sorted([0.0, -side])
+        line = AffineSet.box(*(torch.tensor([end], dtype=dtype) for end in ends))
+        policy = TruncatedNormal(line, torch.tensor([0.1 * away * side], dtype=dtype), torch.tensor([0.1], dtype=dtype))
+        torch.manual_seed(0)
+        u = policy.sample((4000,))
+        assert u.dtype == dtype and line.violation(u).max() == 0
+        loc = float(policy.loc)
+        scale = float(policy.scale)
+        exact = stats.truncnorm((ends[0] - loc) / scale, (ends[1] - loc) / scale, loc, scale)
+        mean, deviation = (exact.mean(), exact.std()) if away < 40 else (-side * 0.1 / away, 0.1 / away)
+        assert float(u.double().mean()) == pytest.approx(mean, abs=4 * deviation / math.sqrt(4000) + 1e-3 * abs(mean))
+        assert float(u.double().std()) == pytest.approx(deviation, rel=0.1)
+        points = np.linspace(-0.02, -0.5, 5) * side
+        found = policy.log_prob(torch.tensor(points, dtype=dtype).unsqueeze(-1))
+        np.testing.assert_allclose(found, exact.logpdf(points), rtol=3e-6 if dtype == torch.float32 else 1e-9)
+
+
+def test_quantiles_are_those_of_scipy():
+    stats = pytest.importorskip("scipy.stats")
+    share = torch.linspace(0.01, 0.99, 33, dtype=F64)
+    for ends in ((-1.0, 2.0), (-9.0, -8.0), (-math.inf, -20.0), (30.0, math.inf), (2.0, 2.0 + 1e-6), (-0.3, 0.2)):
+        low, high = (torch.tensor(end, dtype=F64).expand(33) for end in ends)
+        found = truncated_sample(share, torch.zeros(33, dtype=F64), torch.ones(33, dtype=F64), low, high)
+        wanted = stats.truncnorm.ppf(share if sum(ends) > 0 else 1 - share, *ends)
+        np.testing.assert_allclose(found, wanted, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+@pytest.mark.parametrize("away", [1.0, 39.0, 1000.0])
+@pytest.mark.parametrize("angle", [0.0, 0.01, 0.7, 1.5, math.pi / 2])
+def test_half_planes_far_out_in_the_tail(angle, away, dtype):
+    """A half-plane at so many deviations, turned: its mass is Φ, and samples lie at depths about 1 / away inside."""
+    normal = torch.tensor([math.cos(angle), math.sin(angle)], dtype=dtype)
+    half = AffineSet.inequality(normal.unsqueeze(0), torch.zeros(1, dtype=dtype))
+    policy = TruncatedNormal(half, away * normal, torch.ones(2, dtype=dtype))
+    shift = half.upper - (half.A @ policy.loc)
+    exact = torch.special.log_ndtr((shift.double() / normal.double().norm()).squeeze())
+    assert float(policy.log_inside) == pytest.approx(float(exact), rel=1e-5 if dtype == torch.float32 else 1e-11)
+    torch.manual_seed(0)
+    u = policy.sample((3000,))
+    assert half.contains(u).all()
+    if dtype == F64:  # float32 rounds a depth of a thousandth beside a coordinate of one
+        depth = float((-u @ normal).mean())
+        assert depth == pytest.approx({1.0: 0.525, 39.0: 1 / 39, 1000.0: 1e-3}[away], rel=0.08)
+    assert float((u @ torch.stack([-normal[1], normal[0]])).std()) == pytest.approx(1.0, rel=0.06)
+
+
+def test_a_box_at_39_deviations_holds_its_samples():
+    box = AffineSet.box(torch.tensor([-1.0, -1.0]), torch.tensor([0.0, 1.0]))
+    policy = TruncatedNormal(box, torch.tensor([3.9, 0.0]), torch.tensor([0.1, 0.1]))
+    torch.manual_seed(0)
+    u = policy.sample((2000,))
+    assert box.violation(u).max() == 0
+    assert float(u[:, 0].mean()) == pytest.approx(-0.1 / 39, rel=0.1)
+    assert float(u[:, 1].std()) == pytest.approx(0.1, rel=0.1)
+
+
+@pytest.mark.parametrize("away", [0.3, 8.0, 40.0])
+def test_scores_in_the_tail_have_gradients(away):
+    half = AffineSet.inequality([[1.0]], [0.0]).to(F64)  # no other end: infinity has no gradient
+    box = AffineSet.box([-1.0, -0.5], [0.0, math.inf]).to(F64)
+    for set, n in ((half, 1), (box, 2)):
+        loc = torch.full((n,), 0.1 * away, dtype=F64, requires_grad=True)
+        scale = torch.full((n,), 0.1, dtype=F64, requires_grad=True)
+        u = torch.full((n,), -0.01, dtype=F64)
+        assert torch.autograd.gradcheck(
+            lambda loc, scale, set=set, u=u: TruncatedNormal(set, loc, scale).log_prob(u), (loc, scale), atol=1e-4
+        )
 
 
 def test_log_probabilities_learn():
@@ -262,6 +344,69 @@ def test_centres_are_those_of_largest_balls():
     assert (thin.lower < interior_point(thin)).all() and (interior_point(thin) < thin.upper).all()
     far = AffineSet.box([1e6], [1e6 + 1.0]).to(F64)
     assert 1e6 < float(interior_point(far)) < 1e6 + 1
+
+
+@pytest.mark.parametrize("size", [1e-9, 1e-3, 1.0, 1e6, 1e12])
+def test_centres_do_not_depend_on_the_unit(size):
+    assert float(depth(AffineSet.box([-size] * 2, [size] * 2))) == pytest.approx(size)
+    assert float(interior_point(AffineSet.box([0.0], [size]).to(F64))) == pytest.approx(size / 2)
+    wedge = AffineSet.inequality([[1.0, 1.0], [-1.0, 0.0], [0.0, -1.0]], [size, 0.0, 0.0])
+    assert float(depth(wedge)) == pytest.approx(size / (2 + math.sqrt(2)))
+    needle = AffineSet.inequality([[1.0, -1e-5], [-1.0, -1e-5], [0.0, 1.0]], [0.0, 0.0, size])  # 1e-5 wide at its end
+    assert float(depth(needle)) == pytest.approx(1e-5 * size, rel=1e-3)
+
+
+def test_balls_of_any_size():
+    """The centre of a ball of radius 1, as near as can be to the point that is asked for."""
+    quadrant = AffineSet.box(0.0, None, dim=2)
+    policy = InteriorNormal(quadrant, torch.zeros(2), torch.ones(2))
+    assert policy.mode.tolist() == [1.0, 1.0]
+    assert float(depth(quadrant)) == math.inf
+    near = interior_point(quadrant.to(F64), near=torch.tensor([[7.0, -3.0], [5.0, 6.0]], dtype=F64))
+    torch.testing.assert_close(near, torch.tensor([[7.0, 1.0], [5.0, 6.0]], dtype=F64))
+    far = interior_point(AffineSet.box(torch.tensor([1e6]), None))
+    assert 1e6 < float(far) < 1.001e6
+    mixed = AffineSet.inequality([[-1.0], [1.0]], [[0.0, math.inf], [0.0, 4.0]]).to(F64)  # x >= 0, and 0 <= x <= 4
+    assert interior_point(mixed).flatten().tolist() == pytest.approx([1.0, 2.0])
+    assert depth(mixed).tolist() == pytest.approx([math.inf, 2.0])
+
+
+def test_sets_in_plain_lists_take_the_number_type_of_the_mean():
+    written = AffineSet.inequality([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]], [1.0, 1.0, 1.0, 1.0])
+    for dtype in (torch.float32, F64):
+        loc = torch.zeros(2, dtype=dtype)
+        assert InteriorNormal(written, loc, torch.ones_like(loc)).sample().dtype == dtype
+        assert InteriorActor(torch.nn.Linear(3, 2).to(dtype), written)(torch.ones(3, dtype=dtype)).dtype == dtype
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+def test_outside_there_is_no_density(dtype):
+    policy = InteriorNormal(polygon(dtype), torch.zeros(2, dtype=dtype), torch.ones(2, dtype=dtype))
+    outside = torch.tensor([[0.5, 0.51], [3.0, 3.0], [0.1, 0.1]], dtype=dtype)
+    assert policy.log_prob(outside).isfinite().tolist() == [False, False, True]
+    assert policy.log_prob(outside)[0] == -math.inf
+    edge = InteriorNormal(policy.set, policy.loc, 50 * policy.scale).sample((2000,))
+    assert policy.log_prob(edge).isfinite().all()
+
+
+def test_a_mean_has_one_entry_per_direction():
+    message = r"must have shape \(..., 3\), got \(4,\): .* 4 outputs, .* 1 equalities, which leave 3 directions"
+    with pytest.raises(ConstraintError, match="loc " + message):
+        InteriorNormal(simplex(4), torch.zeros(4, dtype=F64), torch.ones(4, dtype=F64))
+    with pytest.raises(ConstraintError, match="The output " + message):
+        InteriorActor(torch.nn.Linear(2, 4).double(), simplex(4))(torch.zeros(2, dtype=F64))
+
+
+def test_a_map_that_is_stuck_has_one_point():
+    """The second set is empty: its action is the one given, with all of the probability."""
+    sets = AffineSet.inequality([[1.0], [-1.0]], torch.tensor([[1.0, 1.0], [-1.0, -1.0]], dtype=F64))
+    centre, stuck = torch.zeros(2, 1, dtype=F64), torch.tensor([False, True])
+    loc = torch.ones(2, 1, dtype=F64, requires_grad=True)
+    policy = InteriorNormal(sets, loc, torch.ones(2, 1, dtype=F64), RayTransform(sets, centre, stuck))
+    action, score = policy.rsample_with_log_prob()
+    assert action[1] == 0 and score[1] == 0 and action[0] != 0 and policy.log_prob(action.detach())[1] == 0
+    (slope,) = torch.autograd.grad((action + score.unsqueeze(-1)).sum(), loc)
+    assert slope[0] != 0 and slope[1] == 0
 
 
 @pytest.mark.parametrize(

@@ -186,6 +186,48 @@ def test_the_relative_degree_is_checked_when_built():
         BarrierConstraint(mass, local, samples=torch.zeros(3, 2))
 
 
+def test_a_barrier_that_fails_is_refused_with_its_reason():
+    mass = DoubleIntegrator(2)
+
+    def branching(x):
+        return x[2] if x[0] > 0 else -x[2]
+
+    for samples in (None, torch.zeros(3, 4)):
+        with pytest.raises(ConstraintError, match=r"cannot be evaluated .*vmap.* Write torch.where in place of an if"):
+            BarrierConstraint(mass, FunctionBarrier(branching), samples=samples)
+    with pytest.raises(ConstraintError, match="cannot be evaluated"):
+        HighOrder(FunctionBarrier(branching), mass)
+    BarrierConstraint(mass, FunctionBarrier(branching), samples=torch.empty(0, 4))  # not looked at
+
+
+def test_a_barrier_that_is_nowhere_finite_is_refused():
+    mass = DoubleIntegrator(2)
+    speed, root = (
+        FunctionBarrier(lambda x: 1 - x[2], ["speed"]),
+        FunctionBarrier(lambda x: (-1 - x[2] ** 2).sqrt(), ["root"]),
+    )
+    with pytest.raises(ConstraintError, match="The gradient of root is finite at none of the 64 states"):
+        BarrierConstraint(mass, Stack(speed, root))
+    far = FunctionBarrier(lambda x: (x[2] - 50).sqrt(), names=["far"])
+    with pytest.raises(ConstraintError, match="pass samples, states where it is defined"):
+        BarrierConstraint(mass, far)
+    BarrierConstraint(mass, far, samples=torch.tensor([[0.0, 0.0, 60.0, 0.0]]))
+    right, left = FunctionBarrier(lambda x: x[2].sqrt()), FunctionBarrier(lambda x: (-x[2]).sqrt())
+    BarrierConstraint(mass, Stack(right, left))  # never both, each somewhere
+
+
+def test_a_barrier_raised_along_another_system_is_refused():
+    circle, mass = OutsideCircles([[2.0, 0.0]], [0.5]), DoubleIntegrator(2)
+    slow = ControlAffine(4, 2, lambda x: 0.5 * mass.drift_at(x), mass.actuation)
+    for raised in (HighOrder(circle, slow), Stack(HighOrder(circle, mass), HighOrder(circle, slow))):
+        with pytest.raises(ConstraintError, match=r"built on another system .*pass the same system to both"):
+            BarrierConstraint(mass, raised)
+    BarrierConstraint(DoubleIntegrator(2), HighOrder(circle, mass))  # another object, the same system
+    BarrierConstraint(mass, HighOrder(Moving(circle, [1.0, 0.0]), DoubleIntegrator(2)))
+    with pytest.raises(ConstraintError, match="built on another system"):
+        BarrierConstraint(mass, HighOrder(Moving(circle, [1.0, 0.0]), slow))
+
+
 def test_a_network_as_a_barrier_is_looked_at_in_its_own_number_type():
     torch.manual_seed(0)
     network = FeedForward(4, 1)

@@ -239,6 +239,29 @@ def test_a_reserve_makes_held_inputs_safe():
     assert bound.tolist() == pytest.approx([0.1 * 2 * math.sqrt(2)])
 
 
+def test_a_reserve_knows_the_disturbance():
+    """Of φ = ±u + 1 ∓ x - δ the rate is ∓(u + w), at most 1 + δ; by bounds, L (M + |δ|)."""
+
+    def line(**more):
+        return BarrierConstraint(
+            Integrator(1, 1), InsideBox([-1.0], [1.0]), inputs=AffineSet.box(-1.0, 1.0, dim=1), **more
+        )
+
+    box = {"lower": [-1.0], "upper": [1.0], "factor": 1.0}
+    for wind in (0.0, 0.5):
+        assert hold_reserve(line(disturbance=wind), 0.1, **box).tolist() == pytest.approx([0.1 * (1 + wind)] * 2)
+        bound = hold_reserve(line(disturbance=wind), 0.1, lipschitz=1.0, speed=1.0)
+        assert bound.tolist() == pytest.approx([0.1 * (1 + wind)] * 2)
+
+    def outwards(x, t):
+        return 0.3 * torch.sign(x)
+
+    # φ̇ of the disc: |slope| is up to |2 u + 16 p| + Σ 2 δ_i, so it needs more than without wind
+    held = hold_reserve(braking(disturbance=0.3), 0.1, lower=[-1.0, -1.0], upper=[1.0, 1.0])
+    assert float(held) > 1.2 * float(hold_reserve(braking(), 0.1, lower=[-1.0, -1.0], upper=[1.0, 1.0]))
+    assert closest(braking(disturbance=0.3, reserve=held), disturbance=outwards) > 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

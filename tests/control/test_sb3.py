@@ -40,7 +40,7 @@ def rows(observations):
     )
 
 
-def build(name):
+def build(name, rows=rows):
     from caffnet.control import sb3 as safe
 
     torch.manual_seed(0)
@@ -116,3 +116,32 @@ def test_what_cannot_be_is_refused():
         sb3.SAC(SafeSACPolicy, Reach(), use_sde=True, policy_kwargs={"constraint": rows})
     with pytest.raises(ConstraintError, match="box with finite limits"):
         ActionSets(rows, gymnasium.spaces.Box(-np.inf, np.inf, (N,)), scaled=True)
+
+
+def tight(observations):
+    """``u_0 <= x_0``, of which the limits allow nothing where ``x_0 < -2``, and one point where it is -2."""
+    x = observations.double()[..., :1]
+    return AffineSet.inequality(torch.tensor([[1.0, 0.0, 0.0]], dtype=torch.float64), x)
+
+
+@pytest.mark.parametrize("name", ["sac", "td3", "ppo"])
+def test_an_agent_acts_where_its_set_has_no_interior(name):
+    """The action of least violation within the limits; it teaches the actor nothing, and no number is lost."""
+    model = build(name, tight)
+    observed = np.array([[-5.0, 0.0, 0.0], [-2.0, 1.0, 0.0], [1.0, 0.0, 0.0]], np.float32)
+    for deterministic in (True, False):
+        actions, _ = model.predict(observed, deterministic=deterministic)
+        np.testing.assert_allclose(actions[:2], [[-2.0, 0.5, 0.5]] * 2, atol=1e-5)
+        assert actions[2, 0] <= 1 + 1e-5
+    states = torch.from_numpy(observed)
+    if name == "sac":
+        action, score = model.actor.action_log_prob(states)
+        assert score[:2].tolist() == [0.0, 0.0] and score[2] != 0
+        (action.sum() + score.sum()).backward()
+        assert all(w.grad is None or w.grad.isfinite().all() for w in model.actor.parameters())
+    if name == "ppo":
+        actions, _, score = model.policy(states)
+        _, again, entropy = model.policy.evaluate_actions(states, actions)
+        assert torch.equal(again, score) and score[:2].tolist() == [0.0, 0.0] and entropy.isfinite().all()
+    model.learn(128)
+    assert all(weight.isfinite().all() for weight in model.policy.parameters())

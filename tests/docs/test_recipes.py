@@ -41,6 +41,30 @@ def test_lightning_trains_and_logs(tmp_path: Path):
     assert logged["infeasible"] == 0 and logged["largest violation"] < 1e-5 and logged["validation loss"] < 0.01
 
 
+@needs("lightning")
+def test_lightning_has_no_loss_of_samples_without_an_answer():
+    """A negative total has no answer: such samples are left out, and a batch of them takes no step."""
+    import torch
+
+    spec = importlib.util.spec_from_file_location("lightning_recipe", RECIPES / "lightning_module.py")
+    assert spec is not None and spec.loader is not None
+    recipe = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(recipe)
+    torch.manual_seed(0)
+    module, logged = recipe.Allocation(), {}
+    module.log = lambda name, value, **_: logged.__setitem__(name, float(value.detach()))
+    lost, target = torch.tensor([[-1.0, 0.0], [-2.0, 0.5]]), torch.ones(2, 3)
+    assert module.training_step((lost, target), 0) is None
+    module.validation_step((lost, target), 0)
+    assert logged == {"on the boundary": 0.0, "infeasible": 2.0}
+    mixed = torch.tensor([[-1.0, 0.0], [1.0, 0.5]])
+    module.training_step((mixed, target), 0).backward()
+    assert all(weight.grad is None or weight.grad.isfinite().all() for weight in module.parameters())
+    module.validation_step((mixed, target), 0)
+    assert logged["infeasible"] == 1.0 and all(value == value for value in logged.values())
+    assert {"loss", "validation loss", "largest violation"} <= set(logged)
+
+
 @needs("huggingface_hub")
 def test_a_model_and_its_set_are_saved_and_loaded(tmp_path: Path):
     from safetensors import safe_open

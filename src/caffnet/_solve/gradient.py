@@ -149,7 +149,7 @@ def _on_face(p: Problem, found: Answer, options: Options) -> Tensor:
 class _Levels:
     """By how much the soft rows of RELAXED samples give way, as more outputs t that have no say in distances.
 
-    A row at its relaxed bound reads ``a_i y - side_i t_l = b_i`` with l its level. The rows of a conflict depend on each
+    A row at its relaxed bound reads ``a_i y - side_i t_l = b_i`` with l its level. Rows of a conflict depend on each
     other and leave t_l no choice, so the closed form of (y, t) is that of y (`_kernel/soft.c`). A level that is half of
     what the bounds of one row miss each other by, or that of a row that no point is nearer to, is known before.
 

@@ -159,7 +159,7 @@ class AffineSet:
         weak: bool = False,
     ) -> AffineSet:
         """Put a set together again from its parts, each under its own name."""
-        kinds = "".join(row_kinds)
+        kinds = row_kinds if isinstance(row_kinds, str) else "".join(row_kinds)
         if len(kinds) != A.shape[-2] or kinds.strip(EQUAL + UPPER + LOWER + BOTH + FREE):
             raise ConstraintError(f"row_kinds must be {A.shape[-2]} characters of '=<>B-', one per row, got {kinds!r}.")
         read = (

@@ -25,5 +25,7 @@ def joint_shape(*shapes: torch.Size) -> torch.Size:
 
 def stack_bounds(a: Tensor, b: Tensor) -> Tensor:
     """The entries of both, ``(..., k)``, batch axes broadcast."""
+    if a.ndim == 1 and b.ndim == 1:
+        return torch.cat([a, b])
     batch = joint_shape(a.shape[:-1], b.shape[:-1])
     return torch.cat([a.expand(*batch, a.shape[-1]), b.expand(*batch, b.shape[-1])], -1)

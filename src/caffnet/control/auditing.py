@@ -15,6 +15,10 @@ serves the whole box if
 with c its centre and r its half widths, since an affine function is largest in a corner. Where no single u serves, the
 box is halved; where its centre is infeasible, a state is found. If A does not depend on x, the feasible states are a
 convex set, and the corners of the box decide.
+
+The rows are any function, of which no more is known than its values: whether they are affine is tested, at every state
+that was sampled, at the corners, and at random ones. So "infeasible" is a fact, of a state that is shown; "feasible"
+holds if the rows are affine between the states tested too, and the report says so.
 """
 
 from __future__ import annotations
@@ -41,6 +45,7 @@ from caffnet.projection import project
 ROUNDS, KEPT = 4, 16
 #: Boxes that a proof may look at, and states whose corners are looked at one by one.
 MOST_BOXES, MOST_CORNERS = 4096, 14
+NOT_AFFINE = "the rows are not affine in the state"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +59,8 @@ class Audit:
         first: how many of the states are Sobol points; the others were drawn around the worst.
         worst: the state of the smallest depth, ``(n_x,)``.
         conflict: the rows that exclude each other there, with their multipliers; empty if the worst state is feasible.
-        proof: ``"feasible"`` (every state of the box), ``"infeasible"`` (a state is known), or why there is none.
+        proof: ``"feasible"`` (every state of the box, if the rows are affine between the states tested, as they are at
+            those), ``"infeasible"`` (a state is known), or why there is none.
         names: of the states.
     """
 
@@ -86,6 +92,8 @@ class Audit:
         ]
         if self.conflict:
             lines.append(f"In conflict there: {', '.join(self.conflict)}.")
+        if self.proof == "feasible":
+            return "\n".join([*lines, "Proof: feasible, if the rows are affine between the states tested."])
         return "\n".join([*lines, f"Proof: {self.proof}."])
 
     def draw(self, path: Path | str, axes: tuple[int, int] = (0, 1)) -> Path:
@@ -100,7 +108,8 @@ class Audit:
         x, y = self.states[order, axes[0]], self.states[order, axes[1]]
         if axes[0] == axes[1]:
             y = self.depths[order]
-        most = float(self.depths.abs().quantile(0.95)) or 1.0
+        known = self.depths[self.depths.isfinite()].abs()
+        most = (float(known.quantile(0.95)) if len(known) else 0.0) or 1.0
         lost = self.infeasible[order]
         dots = plot.scatter(x[~lost], y[~lost], c=self.depths[order][~lost], s=8, cmap="summer_r", vmin=0, vmax=most)
         plot.scatter(x[lost], y[lost], s=8, color="crimson", label="no admissible input")
@@ -134,8 +143,8 @@ def audit(
         times: an interval of time, for constraints that take ``(x, t)``; t is then the last entry of a state here.
         where: states ``(..., n_x)`` to bool ``(...)``: only these count, such as ``lambda x: (h(x) >= 0).all(-1)``.
         names: of the states.
-        prove: try a proof, where the constraint is affine in the state and `where` is None. Needs scipy if A depends
-            on the state.
+        prove: try a proof, where the rows are affine in the state at all states tested and `where` is None. Needs scipy
+            if A depends on the state.
 
     >>> from caffnet.control import BarrierConstraint, InsideBox, Integrator
     >>> slow = AffineSet.box(-1.0, 1.0, dim=1)
@@ -158,7 +167,9 @@ def audit(
     states, depths, lost, first = _sample(at, low, high, samples, where)
     proof, found = "not tried", None
     if prove and where is None:
-        proof, found = _prove(at, low, high)
+        proof, found = _prove(at, low, high, states)
+        if proof == "feasible" and lost.any():  # the rows are affine up to rounding, and that decides here
+            proof = f"none, {NOT_AFFINE}"
     if found is not None:  # the proof's own state counts too
         d, empty = _measure(at, found.unsqueeze(0))
         states, depths, lost = torch.cat([states, found.unsqueeze(0)]), torch.cat([depths, d]), torch.cat([lost, empty])
@@ -245,18 +256,20 @@ def _conflict(at: Callable[[Tensor], AffineSet], x: Tensor) -> tuple[str, ...]:
 # ------------------------------------------------------------------------------------------------- proof
 
 
-def _prove(at: Callable[[Tensor], AffineSet], low: Tensor, high: Tensor) -> tuple[str, Tensor | None]:
+def _prove(at: Callable[[Tensor], AffineSet], low: Tensor, high: Tensor, states: Tensor) -> tuple[str, Tensor | None]:
     """The verdict over the box, and a state without an admissible input if there is one."""
-    linear = _affine(at, low, high)
+    corners = None
+    if len(low) <= MOST_CORNERS:
+        corners = torch.stack([torch.stack(c) for c in itertools.product(*zip(low, high, strict=True))])
+    linear = _affine(at, low, high, states if corners is None else torch.cat([states, corners]))
     if linear is None:
-        return "none, the rows are not affine in the state", None
+        return f"none, {NOT_AFFINE}", None
     A, b, slopes_A, slopes_b = linear
     if EQUAL in at((low + high) / 2).row_kinds:
         return "none, the set has equalities", None
     if not slopes_A.any():
-        if len(low) > MOST_CORNERS:
+        if corners is None:
             return f"none, a box in {len(low)} dimensions has too many corners", None
-        corners = torch.stack([torch.stack(c) for c in itertools.product(*zip(low, high, strict=True))])
         _, lost = _measure(at, corners)
         return ("infeasible", corners[lost][0]) if lost.any() else ("feasible", None)
     try:
@@ -284,22 +297,27 @@ def _prove(at: Callable[[Tensor], AffineSet], low: Tensor, high: Tensor) -> tupl
     return "feasible", None
 
 
-def _affine(at: Callable[[Tensor], AffineSet], low: Tensor, high: Tensor) -> tuple[Tensor, ...] | None:
+def _affine(at: Callable[[Tensor], AffineSet], low: Tensor, high: Tensor, states: Tensor) -> tuple[Tensor, ...] | None:
     """``A`` and ``b`` at the centre, and their change over half the box along every state; None if they are not affine.
 
-    Inequalities as ``A u <= b``. Checked at random states: an affine function is what its values on a cross say.
+    Inequalities as ``A u <= b``. Checked at `states` and at random ones: an affine function is what its values on a
+    cross say.
     """
     middle, half = (low + high) / 2, (high - low) / 2
     n = len(low)
-    cross = torch.cat([middle.unsqueeze(0), middle + torch.diag(half)])
-    A, b = _rows(at, cross)
-    slopes_A, slopes_b = A[1:] - A[0], b[1:] - b[0]
     random = 2 * torch.rand(4 * n + 8, n, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) - 1
-    found_A, found_b = _rows(at, middle + random * half)
-    told_A, told_b = A[0] + torch.einsum("sj,jmn->smn", random, slopes_A), b[0] + random @ slopes_b
-    size_A, size_b = found_A.abs().amax(0) + A.abs().amax(0), found_b.abs().amax(0) + b.abs().amax(0)
+    shares = torch.cat([torch.zeros(1, n, dtype=torch.float64), torch.eye(n, dtype=torch.float64), random])
+    tested = torch.cat([middle + shares * half, states])
+    shares = torch.cat([shares, (states - middle) / torch.where(half > 0, half, 1.0)])
+    found = _rows(at, tested)
+    if found is None:
+        return None
+    A, b = found
+    slopes_A, slopes_b = A[1 : n + 1] - A[0], b[1 : n + 1] - b[0]
+    told_A, told_b = A[0] + torch.einsum("sj,jmn->smn", shares, slopes_A), b[0] + shares @ slopes_b
+    size_A, size_b = 2 * A.abs().amax(0), 2 * b.abs().amax(0)
     off = tolerance.reach(torch.float64)
-    if ((found_A - told_A).abs() > off * size_A).any() or ((found_b - told_b).abs() > off * size_b).any():
+    if ((A - told_A).abs() > off * size_A).any() or ((b - told_b).abs() > off * size_b).any():
         return None
     noise = tolerance.rounding(torch.float64, n)
     slopes_A = torch.where(slopes_A.abs() <= noise * size_A, 0.0, slopes_A)
@@ -307,9 +325,13 @@ def _affine(at: Callable[[Tensor], AffineSet], low: Tensor, high: Tensor) -> tup
 
 
 @torch.no_grad()
-def _rows(at: Callable[[Tensor], AffineSet], x: Tensor) -> tuple[Tensor, Tensor]:
+def _rows(at: Callable[[Tensor], AffineSet], x: Tensor) -> tuple[Tensor, Tensor] | None:
+    """The rows at states ``(s, n_x)``, without those that have no bound anywhere; None if one has it in some states."""
     A, b, _ = inequalities(at(x).to(torch.float64))
-    finite = b.reshape(-1, b.shape[-1]).isfinite().all(0)
+    bounded = b.reshape(-1, b.shape[-1]).isfinite()
+    if (bounded.any(0) != bounded.all(0)).any():
+        return None
+    finite = bounded.all(0)
     return A.expand(len(x), *A.shape[-2:])[:, finite], b.expand(len(x), b.shape[-1])[:, finite]
 
 

@@ -2,10 +2,13 @@
 
 A barrier of degree one has ``L_g h ≠ 0``: its rows speak of the input. One of degree two has ``L_g h = 0`` everywhere,
 and belongs into a `HighOrder`. Which it is can be seen at a few states; a state where ``L_g h`` happens to vanish is no
-evidence against degree one.
+evidence against degree one. At the same states a `HighOrder` is compared with the system of its constraint.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -15,6 +18,7 @@ from caffnet.control.barriers.base import Barrier
 from caffnet.control.systems.base import ControlAffine, check_states
 from caffnet.errors import ConstraintError
 
+T = TypeVar("T")
 SAMPLES = 32
 #: States are looked at in these sizes: a shape may be small, and an angle near zero says little.
 SIZES = (0.3, 3.0)
@@ -22,7 +26,7 @@ SIZES = (0.3, 3.0)
 
 def check_reached(barrier: Barrier, system: ControlAffine, samples: Tensor | None) -> None:
     """Refuse functions that the input reaches at no sample: their rows would be ``0 u <= b``."""
-    reached = _reach(barrier, system, samples)
+    reached = reach(barrier, system, samples)
     if reached is None or (hit := reached.any(0)).all():
         return
     raise ConstraintError(
@@ -34,7 +38,7 @@ def check_reached(barrier: Barrier, system: ControlAffine, samples: Tensor | Non
 
 def check_not_reached(barrier: Barrier, system: ControlAffine, samples: Tensor | None) -> None:
     """Refuse functions that the input reaches: raised by an order, they would not be kept."""
-    reached = _reach(barrier, system, samples)
+    reached = reach(barrier, system, samples)
     if reached is None or not (hit := reached.any(0)).any():
         return
     raise ConstraintError(
@@ -43,19 +47,75 @@ def check_not_reached(barrier: Barrier, system: ControlAffine, samples: Tensor |
     )
 
 
-def _reach(barrier: Barrier, system: ControlAffine, samples: Tensor | None) -> Tensor | None:
-    """Check whether ``L_g h ≠ 0``, ``(samples, k)``, where all is finite; None if nothing can be seen."""
+def check_same_system(raised: ControlAffine, system: ControlAffine, samples: Tensor | None) -> None:
+    """Refuse a barrier that was raised along another system than that of its constraint.
+
+    Two systems are the same if they move the states looked at in the same way.
+    """
+    if raised is system:
+        return
+    same = (raised.n_x, raised.n_u) == (system.n_x, system.n_u)
+    seen = _look("The system", system, samples, lambda x: (_moves(raised, x), _moves(system, x))) if same else None
+    if seen is not None:
+        x, (first, second) = seen
+        size = torch.maximum(first.abs(), second.abs())
+        same = not bool(((first - second).abs() > tolerance.reach(x.dtype) * size.amax(0)).any())
+    if not same:
+        raise ConstraintError(
+            f"HighOrder was built on another system ({type(raised).__name__} with {raised.n_x} states) than the "
+            f"constraint ({type(system).__name__} with {system.n_x} states), and would raise along the wrong drift: "
+            "pass the same system to both."
+        )
+
+
+def reach(barrier: Barrier, system: ControlAffine, samples: Tensor | None) -> Tensor | None:
+    """Check whether ``L_g h ≠ 0``, ``(samples, k)``; False where it is not finite. None without samples.
+
+    Refused are functions that fail, or that are finite at no sample: nothing would be known of them.
+    """
+
+    def of(x: Tensor) -> tuple[Tensor, Tensor]:
+        _, gradient = barrier.evaluate(x)
+        size = gradient.norm(dim=-1) * system.actuation(x).to(x).flatten(-2).norm(dim=-1).unsqueeze(-1)
+        return system.along_input(gradient, x).abs().amax(-1), size
+
+    seen = _look("The barrier", system, samples, of)
+    if seen is None:
+        return None
+    x, (reached, size) = seen
+    known = reached.isfinite() & size.isfinite()
+    if not (finite := known.any(0)).all():
+        raise ConstraintError(
+            f"The gradient of {_told(barrier, ~finite)} is finite at none of the {len(x)} states looked at, so nothing "
+            "is known of it: look for 0/0, log or sqrt in it, or pass samples, states where it is defined."
+        )
+    return known & (reached > tolerance.reach(x.dtype) * size)
+
+
+def _look(
+    what: str, system: ControlAffine, samples: Tensor | None, function: Callable[[Tensor], T]
+) -> tuple[Tensor, T] | None:
+    """The states and a function of them, in the first number type that it takes; None if there are no states."""
+    failed: RuntimeError | None = None
     for x in _states(system, samples):
         try:
             with torch.no_grad():
-                _, gradient = barrier.evaluate(x)
-                reach = system.along_input(gradient, x).abs().amax(-1)
-                size = gradient.norm(dim=-1) * system.actuation(x).to(x).flatten(-2).norm(dim=-1).unsqueeze(-1)
-        except RuntimeError:  # a network in another number type
-            continue
-        seen = (reach.isfinite() & size.isfinite()).all(-1)
-        return (reach > tolerance.reach(x.dtype) * size)[seen] if seen.any() else None
-    return None
+                return x, function(x)
+        except RuntimeError as error:  # a network in another number type
+            failed = failed or error
+    if failed is None:
+        return None
+    raise ConstraintError(
+        f"{what} cannot be evaluated at the states looked at: {str(failed).splitlines()[0]} Write torch.where in place "
+        "of an if on values (batches come by vmap); for a function in another number type or on another device pass "
+        "samples, states that it takes, or an empty tensor for no check."
+    ) from failed
+
+
+def _moves(system: ControlAffine, x: Tensor) -> Tensor:
+    """All that moves the states, ``(s, ...)``: drift and actuation, side by side."""
+    actuation = system.actuation(x).to(x).expand(len(x), system.n_x, system.n_u)
+    return torch.cat([system.drift_at(x).unsqueeze(-1), actuation], -1)
 
 
 def _states(system: ControlAffine, samples: Tensor | None) -> list[Tensor]:

@@ -23,8 +23,8 @@ from torch.distributions import constraints as supports
 from torch.distributions.transforms import Transform
 
 from caffnet.constraints import AffineSet
-from caffnet.control.interior import InSet, interior_transform
-from caffnet.control.truncated import Polygon, interval_of, log_mass, truncated_sample
+from caffnet.control.interior import InSet, RayTransform, check_raw, interior_transform
+from caffnet.control.truncated import Polygon, in_deviations, interval_of, log_mass, scaled_mode, truncated_sample
 from caffnet.errors import ConstraintError
 from caffnet.projection import project
 
@@ -61,8 +61,10 @@ class InteriorNormal(_Estimated, TransformedDistribution):  # pyright: ignore[re
     """
 
     def __init__(self, set: AffineSet, loc: Tensor, scale: Tensor, transform: Transform | None = None):
-        self.set, self.loc, self.scale = (set := set.like(loc, "loc")), loc, scale
+        set = set.like(loc, "loc").to(loc.dtype)  # one written in plain lists has a number type from here on
+        self.set, self.loc, self.scale = set, loc, scale
         chosen = interior_transform(set) if transform is None else transform
+        check_raw("loc", loc, chosen)
         super().__init__(Independent(Normal(loc, scale, validate_args=False), 1), chosen, validate_args=False)
 
     @property
@@ -88,7 +90,20 @@ class InteriorNormal(_Estimated, TransformedDistribution):  # pyright: ignore[re
         raw = self.base_dist.rsample(torch.Size(shape))
         ray = self.transforms[0]
         action: Tensor = ray(raw)  # pyright: ignore[reportAssignmentType]
-        return action, self.base_dist.log_prob(raw) - ray.log_abs_det_jacobian(raw, action)
+        return action, self._of_points(self.base_dist.log_prob(raw) - ray.log_abs_det_jacobian(raw, action))
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """``(...)``; minus infinity outside of the set, beyond rounding.
+
+        0 where the set has no interior and the map is `stuck`: the one action has all of the probability.
+        """
+        inside = self.set.contains(value)
+        return self._of_points(torch.where(inside, super().log_prob(value), -math.inf))
+
+    def _of_points(self, score: Tensor) -> Tensor:
+        ray = self.transforms[0]
+        stuck = ray.stuck if isinstance(ray, RayTransform) else None
+        return score if stuck is None else torch.where(stuck, 0.0, score)
 
 
 class ProjectedNormal(_Estimated):
@@ -184,29 +199,34 @@ class TruncatedNormal(_Estimated):
     @property
     def log_inside(self) -> Tensor:
         """The logarithm of the Gaussian's mass inside the set, ``(...)``."""
+        return self._log_inside().to(self.loc.dtype)
+
+    def _log_inside(self) -> Tensor:
         if self._polygon is not None:
             return self._polygon.log_mass()
         low, high = interval_of(self.set)
-        return log_mass((low - self.loc[..., 0]) / self.scale[..., 0], (high - self.loc[..., 0]) / self.scale[..., 0])
+        mean, width = self.loc[..., 0].double(), self.scale[..., 0].double()
+        return log_mass(in_deviations(low, mean, width), in_deviations(high, mean, width))
 
     def log_prob(self, value: Tensor) -> Tensor:
         """``(...)``; minus infinity outside of the set."""
         inside = self.set.contains(value)
-        return torch.where(inside, self.base.log_prob(value) - self.log_inside, -math.inf)
+        wide = Independent(Normal(self.loc.double(), self.scale.double(), validate_args=False), 1)
+        score = wide.log_prob(value.double()) - self._log_inside()  # far out, both are large
+        return torch.where(inside, score, -math.inf).to(self.loc.dtype)
 
     @torch.no_grad()
     def sample(self, sample_shape: Any = ()) -> Tensor:
         """Points of the set, ``(..., n)``."""
         shape = torch.Size([*sample_shape, *self.loc.shape[:-1]])
-        uniform = torch.rand(*shape, self.set.n, dtype=self.loc.dtype, device=self.loc.device)
+        uniform = torch.rand(*shape, self.set.n, dtype=torch.float64, device=self.loc.device)
         if self._polygon is not None:
-            return self._polygon.sample(uniform)
-        low, high = interval_of(self.set)
-        return truncated_sample(uniform, self.loc, self.scale, low.unsqueeze(-1), high.unsqueeze(-1))
+            return self._polygon.sample(uniform).to(self.loc.dtype)
+        low, high = (end.unsqueeze(-1) for end in interval_of(self.set))
+        return truncated_sample(uniform, self.loc.double(), self.scale.double(), low, high).to(self.loc.dtype)
 
     @property
     def mode(self) -> Tensor:
         """The point of largest density: the projection of the mean in units of the standard deviations."""
-        set, scale = self.set, self.scale.detach()
-        unit = AffineSet.from_parts(set.A * scale.unsqueeze(-2), set.lower, set.upper, set.labels, set.row_kinds)
-        return scale * project((self.loc / self.scale).detach(), unit).value
+        loc, scale = self.loc.detach(), self.scale.detach()
+        return loc + scale * scaled_mode(self.set, loc, scale)

@@ -226,9 +226,11 @@ class ActionFilter:
         self.layer = CAffine(everything, warm_start=warm_start, **options)
 
     def _within(self, constraint: AffineSet | Callable[[Any], AffineSet]) -> AffineSet | Callable[[Any], AffineSet]:
-        if isinstance(constraint, AffineSet):
-            return before_limits(constraint).to(torch.float64) & self.limits
-        return lambda x: before_limits(constraint(x)).to(torch.float64) & self.limits
+        def within(rows: AffineSet) -> AffineSet:
+            rows = before_limits(rows)
+            return (rows if rows.dtype == torch.float64 else rows.to(torch.float64)) & self.limits
+
+        return within(constraint) if isinstance(constraint, AffineSet) else lambda x: within(constraint(x))
 
     @torch.no_grad()
     def __call__(

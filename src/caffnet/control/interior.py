@@ -39,7 +39,8 @@ from caffnet.constraints import BOTH, EQUAL, FREE, LOWER, UPPER, AffineSet
 from caffnet.errors import ConstraintError
 from caffnet.projection import project
 
-#: How far outside, in sizes of the set, a point lies whose projection is a largest ball; and how often more is tried.
+#: How far outside, in distances to the rows, a point lies whose projection is a largest ball; and how often more is
+#: tried, each time so many times as far.
 FAR, TRIES = 2.0**12, 2
 
 
@@ -62,6 +63,8 @@ class RayTransform(Transform):
     Args:
         set: the set or sets, with batch axes or without; its interior must not be empty.
         centre: a point inside of each, ``(..., n)``; `interior_point` if None.
+        stuck: which of the sets have no interior, ``(...)``: there every z goes to the centre, and nothing is refused.
+            For policies that must act in every state.
 
     >>> wedge = AffineSet.inequality([[1.0, 1.0], [-1.0, 0.0], [0.0, -1.0]], [1.0, 0.0, 0.0])
     >>> ray = RayTransform(wedge)
@@ -73,13 +76,13 @@ class RayTransform(Transform):
     domain = supports.real_vector
     bijective = True
 
-    def __init__(self, set: AffineSet, centre: Tensor | None = None):
+    def __init__(self, set: AffineSet, centre: Tensor | None = None, stuck: Tensor | None = None):
         super().__init__(cache_size=1)
-        self.set = set = typed(set)
+        self.set, self.stuck = (set := typed(set)), stuck
         with torch.no_grad():
             self.centre = interior_point(set) if centre is None else centre
             self.basis = _null_space(set)
-            self.rows = _gauge_rows(set, self.centre)
+            self.rows = _gauge_rows(set, self.centre, stuck)
             if self.basis is not None:
                 self.rows = self.rows @ self.basis
         self.d = self.rows.shape[-1]
@@ -91,6 +94,8 @@ class RayTransform(Transform):
 
     def _call(self, x: Tensor) -> Tensor:
         moved = _tanhc(self._gauge(x)) * self._reach * x
+        if self.stuck is not None:
+            moved = torch.where(self.stuck.unsqueeze(-1), 0.0, moved)
         return self.centre + (moved if self.basis is None else (self.basis @ moved.unsqueeze(-1)).squeeze(-1))
 
     def _inverse(self, y: Tensor) -> Tensor:
@@ -203,12 +208,25 @@ def interior_transform(set: AffineSet) -> RayTransform | BoxTransform:
     return BoxTransform(set) if is_box(set) else RayTransform(set)
 
 
+def check_raw(name: str, z: Tensor, transform: Transform) -> None:
+    """Refuse points of another size than the map takes."""
+    d, set = getattr(transform, "d", None), getattr(transform, "set", None)
+    if d is None or set is None or z.shape[-1:] == (d,):
+        return
+    raise ConstraintError(
+        f"{name} must have shape (..., {d}), got {tuple(z.shape)}: one number for each of the {set.n} outputs, less "
+        f"one for each of the {set.row_kinds.count(EQUAL)} equalities, which leave {d} directions."
+    )
+
+
 def interior_point(set: AffineSet, near: Tensor | None = None) -> Tensor:
     r"""A point well inside of each set, ``(..., n)``: the centre of a largest ball, the one nearest to a point.
 
-    $\max r$ with $a_i u + |a_i| r \le b_i$. As a projection: of ``(near, t)`` on this set of (u, r), with a large
-    t. Where t was too small for a ball of positive radius it is made larger. An unbounded set that holds balls of any
-    size gives one of them.
+    $\max r$ with $a_i u + |a_i| r \le b_i$. As a projection: of ``(near, t)`` on this set of (u, r), with t so large
+    that a larger one finds no larger ball.
+
+    An unbounded set may hold balls of any size. Then it is the point nearest to `near` that is the centre of a ball of
+    radius 1 in the units of the outputs (of a 4096th of its distance from the origin, if that is more).
 
     Args:
         set: its interior must not be empty.
@@ -216,8 +234,10 @@ def interior_point(set: AffineSet, near: Tensor | None = None) -> Tensor:
 
     >>> interior_point(AffineSet.box([0.0, 0.0], [1.0, 4.0]))   # of all centres, that nearest to the origin
     tensor([0.5000, 0.5000])
+    >>> interior_point(AffineSet.box(0.0, None, dim=2))
+    tensor([1., 1.])
     """
-    centre, radius = _largest_ball(set, near)
+    centre, radius = largest_ball(set, near)
     empty = ~(radius > 0)
     if empty.any():
         place = tuple(empty.nonzero()[0].tolist()) if set.batch_shape else ()
@@ -232,30 +252,69 @@ def depth(set: AffineSet) -> Tensor:
     """The radius of the largest ball inside of each set, ``(...)``, float64; of an empty one, minus the least excess.
 
     That is the least number by which every row, of length one, must give way. Minus infinity where none helps: a row
-    of zeros, or equalities, that cannot hold.
+    of zeros, or equalities, that cannot hold. Infinity where balls of any size fit.
 
     >>> depth(AffineSet.inequality([[1.0], [-1.0]], [[1.0, 1.0], [-1.0, -1.0]]))
     tensor([ 1.0000, -1.0000], dtype=torch.float64)
     """
-    return _largest_ball(set, None)[1]
+    return largest_ball(set, None)[1]
 
 
-def _largest_ball(set: AffineSet, near: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Centres ``(..., n)`` and radii ``(...)``, float64."""
+def largest_ball(set: AffineSet, near: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Centres ``(..., n)`` and radii ``(...)``, float64; infinite radii where balls of any size fit.
+
+    No ball is larger than the largest distance from a point of the set to one of its rows, if there is a largest ball:
+    its rows hold each other in balance, ``Σ λ_i a_i = 0`` with ``Σ λ_i |a_i| = 1``, and its radius is the mean
+    ``Σ λ_i (b_i - a_i u)`` of the distances from any point u. So a larger one proves that there are balls of any size.
+    """
     wide = set.to(torch.float64)
     start = torch.zeros(set.n, dtype=torch.float64, device=set.device) if near is None else near.double()
-    start = project(start.expand(*set.batch_shape, set.n).contiguous(), wide, on_infeasible="nearest").value
-    lifted = _lifted(wide)
-    far = FAR * (1 + start.abs().amax(-1, keepdim=True))
+    batch = torch.broadcast_shapes(set.batch_shape, start.shape[:-1])
+    start = project(start.expand(*batch, set.n).contiguous(), wide, on_infeasible="nearest").value
+    lifted, room = _lifted(wide), _room(wide, start)
+    far = FAR * room
     answer = project(torch.cat([start, far], -1), lifted, on_infeasible="nearest")
+    ball = answer.value
     for _ in range(TRIES):
-        short = answer.value[..., -1:] <= 0
-        if not short.any():
+        if (ball[..., -1:] > 2 * room).all():
             break
-        far = torch.where(short, FAR * far, far)
-        answer = project(torch.cat([start, far], -1), lifted, on_infeasible="nearest")
-    lost = answer.status >= int(Status.INFEASIBLE)
-    return answer.value[..., :-1], torch.where(lost, -math.inf, answer.value[..., -1])
+        far = FAR * far
+        answer = project(torch.cat([start, far], -1), lifted, on_infeasible="nearest", start=answer.active)
+        noise = tolerance.feasibility(torch.float64, set.n) * far
+        grown = answer.value[..., -1:] > ball[..., -1:] + tolerance.GROWN * ball[..., -1:].abs() + noise
+        if not grown.any():
+            break
+        ball = torch.where(grown, answer.value, ball)
+    centre, radius = ball[..., :-1], torch.where(answer.status >= int(Status.INFEASIBLE), -math.inf, ball[..., -1])
+    endless = radius > 2 * room.squeeze(-1)
+    if endless.any():
+        unit = (start.abs().amax(-1, keepdim=True) / FAR).clamp_min(1)
+        shrunk = project(start, _tightened(wide, unit), on_infeasible="nearest").value
+        centre, radius = torch.where(endless.unsqueeze(-1), shrunk, centre), torch.where(endless, math.inf, radius)
+    return centre, radius
+
+
+def _room(set: AffineSet, point: Tensor) -> Tensor:
+    """The largest distance from points to a row, ``(..., 1)``; no less than rounding leaves of it."""
+    A, b, _ = inequalities(set)
+    length = A.norm(dim=-1)
+    distance = (b - (A @ point.unsqueeze(-1)).squeeze(-1)).abs() / torch.where(length > 0, length, 1.0)
+    known = distance.isfinite() & (length > 0)
+    size = point.abs().amax(-1, keepdim=True) / FAR
+    room = torch.cat([torch.where(known, distance, 0.0), size], -1).amax(-1, keepdim=True)
+    return torch.where(room > 0, room, 1.0)
+
+
+def _tightened(set: AffineSet, by: Tensor) -> AffineSet:
+    """The points of a set at this distance, ``(..., 1)``, from all of its inequalities."""
+    equal = torch.tensor([kind == EQUAL for kind in set.row_kinds], device=set.device)
+    room = torch.where(equal, 0.0, by * set.A.norm(dim=-1))
+    return AffineSet.from_parts(set.A, set.lower + room, set.upper - room, set.labels, set.row_kinds)
+
+
+def is_inside(set: AffineSet, point: Tensor) -> Tensor:
+    """Check whether points ``(..., n)`` satisfy every inequality with room to spare, ``(...)``."""
+    return (_slack(set, point) > 0).all(-1)
 
 
 def typed(set: AffineSet) -> AffineSet:
@@ -291,12 +350,20 @@ def _lifted(set: AffineSet) -> AffineSet:
     return balls & AffineSet.equality(F.pad(set.A[..., equal, :], (0, 1)), set.upper[..., equal])
 
 
-def _gauge_rows(set: AffineSet, centre: Tensor) -> Tensor:
-    """``a_i / (b_i - a_i c)``, ``(..., m', n)``; a bound at infinity never stops a ray."""
-    A, b, rows = inequalities(set)
+def _slack(set: AffineSet, point: Tensor) -> Tensor:
+    """``b_i - a_i u`` of every inequality, ``(..., m')``."""
+    A, b, _ = inequalities(set)
+    return b - (A @ point.unsqueeze(-1)).squeeze(-1)
+
+
+def _gauge_rows(set: AffineSet, centre: Tensor, stuck: Tensor | None) -> Tensor:
+    """``a_i / (b_i - a_i c)``, ``(..., m', n)``; a bound at infinity never stops a ray, nor a row one that is stuck."""
+    A, _, rows = inequalities(set)
     if not rows and FREE * set.m != set.row_kinds and EQUAL not in set.row_kinds:
         raise ConstraintError(f"{set} has no rows to stay inside of.")
-    slack = b - (A @ centre.unsqueeze(-1)).squeeze(-1)
+    slack = _slack(set, centre)
+    if stuck is not None:
+        slack = torch.where(stuck.unsqueeze(-1), math.inf, slack)
     if not (slack > 0).all():
         names = sorted({set.names[rows[i]] for i in (~(slack > 0)).nonzero()[:, -1].unique().tolist()})
         raise ConstraintError(f"The centre is not inside the set: it touches or breaks {', '.join(names)}.")

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from caffnet._solve.tracing import full_precision
 from caffnet.constraints import AffineSet
 from caffnet.control.distributions import InteriorNormal, ProjectedNormal, TruncatedNormal
-from caffnet.control.interior import interior_transform
+from caffnet.control.interior import check_raw, interior_transform
 from caffnet.errors import ConstraintError
 
 KINDS = {"interior": InteriorNormal, "projected": ProjectedNormal, "truncated": TruncatedNormal}
@@ -28,7 +28,7 @@ class InteriorActor(nn.Module):
     Unlike a projection it never loses its gradient at a corner; like one it changes nothing near the middle.
 
     Args:
-        backbone: ``x -> z``, ``(..., n)``: the action as seen from the centre of the set.
+        backbone: ``x -> z``, ``(..., d)``, d = n minus the equalities: the action as seen from the centre of the set.
         constraint: an `AffineSet`, or any function ``x -> AffineSet``.
 
     >>> wedge = AffineSet.inequality([[1.0, 1.0], [-1.0, 0.0], [0.0, -1.0]], [1.0, 0.0, 0.0])
@@ -44,7 +44,9 @@ class InteriorActor(nn.Module):
     def forward(self, x: Any) -> Tensor:
         """Actions ``(..., n)``."""
         z = full_precision(self.backbone(x))
-        action = interior_transform(set_at(self.constraint, x).like(z, "the output"))(z)
+        inside = interior_transform(set_at(self.constraint, x).like(z, "the output").to(z.dtype))
+        check_raw("The output", z, inside)
+        action = inside(z)
         assert isinstance(action, Tensor)
         return action
 

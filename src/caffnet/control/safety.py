@@ -26,7 +26,7 @@ from caffnet.constraints import HARD, SOFT_IF_NEAREST, UPPER, AffineSet, ArrayLi
 from caffnet.control.barriers.base import Barrier, as_barrier, with_time
 from caffnet.control.barriers.shapes import constant
 from caffnet.control.class_k import ClassK, as_class_k
-from caffnet.control.degree import check_not_reached, check_reached
+from caffnet.control.degree import check_reached, check_same_system, reach
 from caffnet.control.high_order import HighOrder
 from caffnet.control.systems.base import ControlAffine, InTime, check_states, check_system
 from caffnet.errors import ConstraintError, InfeasibleError
@@ -55,8 +55,9 @@ class BarrierConstraint:
         disturbance: a velocity ``w`` with ``|w_i| <= disturbance_i`` may be added to the system, one number or one per
             state: the rows hold for the worst, which costs ``Σ_i |∂h/∂x_i| disturbance_i``. Under a `HighOrder` it must
             not reach what lies below: that is refused.
-        samples: states ``(s, n_x)`` at which the relative degree is checked; random ones if None, an empty tensor for
-            no check. With a moving barrier they have the time as last entry.
+        samples: states ``(s, n_x)`` at which the relative degree is checked, and that a `HighOrder` was built on the
+            same system; random ones if None, an empty tensor for no check. With a moving barrier they have the time as
+            last entry.
 
     Differentiable with respect to the state. States ``(..., n_x)`` give a set with rows ``(..., m, n_u)``: those of the
     barrier first, then the limits.
@@ -93,6 +94,9 @@ class BarrierConstraint:
         self._system = InTime(system) if barrier.moving else system
         self._same: dict[tuple[torch.dtype, torch.device, torch.Size], _Same] = {}
         check_reached(self.barrier, self._system, samples)
+        for raised in _raised(self.barrier):
+            plain = raised.system.system if isinstance(raised.system, InTime) else raised.system
+            check_same_system(plain, system, None if samples is None else samples[..., : system.n_x])
         if self.disturbance is not None:
             check_undisturbed(self.barrier, self.disturbance, samples)
 
@@ -255,22 +259,22 @@ def explain(error: InfeasibleError) -> InfeasibleError:
 
 def check_undisturbed(barrier: Barrier, disturbance: Tensor, samples: Tensor | None) -> None:
     """Refuse a disturbance that reaches what lies under a `HighOrder`: ψ >= 0 would no longer keep h >= 0."""
-    for below in _raised(barrier):
+    for raised in _raised(barrier):
+        below = raised.barrier
         n = len(disturbance) + below.moving
         felt = ControlAffine(n, n, None, _Felt(disturbance))
-        try:
-            check_not_reached(below, felt, None if samples is None else samples[..., :n])
-        except ConstraintError:
+        reached = reach(below, felt, None if samples is None else samples[..., :n])
+        if reached is not None and reached.any():
             raise ConstraintError(
                 f"The disturbance acts directly on a function under HighOrder ({', '.join(below.names or ('h',))}), "
                 "which its rows cannot make up for: give one of the states that the input moves, 0 for others."
-            ) from None
+            )
 
 
-def _raised(barrier: Barrier) -> list[Barrier]:
-    """Every barrier that was raised by an order, inside of this one."""
+def _raised(barrier: Barrier) -> list[HighOrder]:
+    """Every `HighOrder` inside of a barrier, itself included."""
     if isinstance(barrier, HighOrder):
-        return [barrier.barrier, *_raised(barrier.barrier)]
+        return [barrier, *_raised(barrier.barrier)]
     inside = getattr(barrier, "parts", None) or getattr(barrier, "barrier", None) or ()
     parts = inside if isinstance(inside, tuple) else (inside,)
     return [below for part in parts for below in _raised(part)]

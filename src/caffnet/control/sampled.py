@@ -9,6 +9,16 @@ them. While u is held, φ changes at the rate
 so that ``φ(x(t_k), u) >= dt · sup (-φ̇)`` keeps ``φ >= 0`` until the next look, and so ``h >= 0``. That supremum over
 the states and inputs in question, times `dt`, is the `reserve` of `BarrierConstraint`, one number per function. It is
 bounded by ``L M`` if φ has the Lipschitz constant L in x and the state is never faster than M.
+
+**Disturbances.** With a velocity w that is added to the system, ``|w_i| <= δ_i``, the rows hold for the worst:
+
+    φ(x, u) = L_f h + L_g h u + α(h) - Σ_i |∂h/∂x_i| δ_i  <=  dh/dt + α(h)      for every such w.
+
+The state moves with w, and so does φ between the looks, by as much as the worst w makes of it:
+
+    φ̇ = ∂φ/∂x (f + g u + w)  >=  ∂φ/∂x (f + g u) - Σ_i |∂φ/∂x_i| δ_i,
+
+which is the rate that the reserve is made for. In the bound ``L M`` the speed is at most ``|f + g u| + |δ|``.
 """
 
 from __future__ import annotations
@@ -46,10 +56,11 @@ def hold_reserve(
     Either from bounds that you know, a guarantee:
 
     Args:
-        constraint: without a reserve; its `inputs` bound what may be held.
+        constraint: without a reserve; its `inputs` bound what may be held, its `disturbance` what comes on top.
         dt: how long an input is held.
         lipschitz: of ``φ(·, u)`` for every admissible u, one number or one per function.
-        speed: a bound on ``|f + g u|`` (and, of a moving barrier, on the speed of the state with its time).
+        speed: a bound on ``|f + g u|`` (and, of a moving barrier, on the speed of the state with its time); the length
+            of the disturbance is added.
 
     Or from samples, an estimate:
 
@@ -76,7 +87,8 @@ def hold_reserve(
         raise ConstraintError("Give bounds (lipschitz and speed) or a box to sample (lower and upper), one of the two.")
     if lipschitz is not None and speed is not None:
         count = len(_rates(constraint, *_nowhere(constraint))[0])
-        return (dt * speed * constant("lipschitz", lipschitz)).expand(count).clone()
+        fastest = speed if constraint.disturbance is None else speed + float(constraint.disturbance.norm())
+        return (dt * fastest * constant("lipschitz", lipschitz)).expand(count).clone()
     assert lower is not None
     assert upper is not None
     low, high = constant("lower", lower), constant("upper", upper)
@@ -94,7 +106,10 @@ def hold_reserve(
 
 @torch.enable_grad()
 def _rates(constraint: BarrierConstraint, z: Tensor, u: Tensor) -> Tensor:
-    """``φ̇``, ``(samples, k)``, at states with time ``(samples, n_x + 1)`` under inputs ``(samples, n_u)``."""
+    """``φ̇``, ``(samples, k)``, at states with time ``(samples, n_x + 1)`` under inputs ``(samples, n_u)``.
+
+    The least that a disturbance makes of it.
+    """
     n = constraint.system.n_x
 
     def phi(z: Tensor) -> Tensor:
@@ -107,7 +122,11 @@ def _rates(constraint: BarrierConstraint, z: Tensor, u: Tensor) -> Tensor:
     value = phi(z)
     # One backward pass per function: a sample has a gradient of its own.
     slopes = [torch.autograd.grad(value[:, i].sum(), z, retain_graph=True)[0] for i in range(value.shape[-1])]
-    return torch.stack([(slope * velocity).sum(-1) for slope in slopes], -1)
+    rates = torch.stack([(slope * velocity).sum(-1) for slope in slopes], -1)
+    if constraint.disturbance is None:
+        return rates
+    wind = constraint.disturbance.to(z)
+    return rates - torch.stack([slope[..., :n].abs() @ wind for slope in slopes], -1)
 
 
 def _nowhere(constraint: BarrierConstraint) -> tuple[Tensor, Tensor]:

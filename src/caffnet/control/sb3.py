@@ -6,6 +6,11 @@
 limits of the action space are added. The maps work in float32, so the environment may see a row broken by rounding, and
 what does not come from the policy is not constrained at all: random warm-up (``learning_starts``) and action noise. A
 `SafeActions` around the environment takes care of both; then replay buffers store what the agent asked for.
+
+An agent must act in every state, also where the rows leave no room: a set without an interior, or an empty one. There
+the interior heads take the action nearest to the middle of the limits that satisfies the rows, or that of least
+violation within the limits. It does not depend on the policy: it has no gradient, and as it has all of the probability
+its log-probability is 0. So such states teach the critic, and leave the actor as it is.
 """
 
 from __future__ import annotations
@@ -19,7 +24,7 @@ from torch import Tensor
 
 from caffnet.constraints import AffineSet
 from caffnet.control.distributions import InteriorNormal
-from caffnet.control.interior import BoxTransform, RayTransform, interior_transform
+from caffnet.control.interior import RayTransform, check_raw, is_inside, largest_ball
 from caffnet.control.safety import before_limits
 from caffnet.errors import ConstraintError
 from caffnet.projection import project
@@ -46,7 +51,7 @@ class ActionSets:
         space: the action space, a box.
         scaled: over actions that are scaled to [-1, 1], as actors of SAC and TD3 give them.
         centre: actions inside of the sets, a function of the observations or one for all; `interior_point` finds them
-            if None, at the cost of one more projection.
+            if None, at the cost of a few projections, and where the one that is given is not inside.
     """
 
     def __init__(self, constraint: Rows, space: Any, scaled: bool, centre: Centre = None):
@@ -71,15 +76,29 @@ class ActionSets:
             rows = AffineSet.from_parts(*parts, rows.labels, rows.row_kinds, None, rows.softness)
         return (before_limits(rows) & self.limits).to(torch.float32)
 
-    def transform(self, observations: Any) -> RayTransform | BoxTransform:
-        """The map into the interior of the sets at the observations."""
+    def transform(self, observations: Any) -> RayTransform:
+        """The map into the interior of the sets at the observations; `stuck` where a set has none."""
         sets = self(observations)
+        centre = self._centre(observations)
+        if centre is None:
+            centre = largest_ball(sets, None)[0].to(sets.dtype)
+        elif not is_inside(sets, centre).all():
+            found = largest_ball(sets, None)[0].to(sets.dtype)
+            centre = torch.where(is_inside(sets, centre).unsqueeze(-1), centre, found)
+        inside = is_inside(sets, centre)
+        if inside.all():
+            return RayTransform(sets, centre)
+        middle = (0 * self.middle if self.scaled else self.middle).to(sets.dtype)
+        nearest = project(middle.expand(centre.shape).contiguous(), sets, on_infeasible="nearest").value
+        return RayTransform(sets, torch.where(inside.unsqueeze(-1), centre, nearest), ~inside)
+
+    def _centre(self, observations: Any) -> Tensor | None:
+        """The centres that were given, float32."""
         if self.centre is None:
-            return interior_transform(sets)
+            return None
         given = self.centre(observations) if callable(self.centre) else torch.as_tensor(self.centre)
         inside = given.detach().double()
-        inside = (inside - self.middle) / self.half if self.scaled else inside
-        return RayTransform(sets, inside.to(torch.float32))
+        return ((inside - self.middle) / self.half if self.scaled else inside).to(torch.float32)
 
 
 class _TD3Actor(TD3Actor):
@@ -95,7 +114,9 @@ class _TD3Actor(TD3Actor):
         raw = super().forward(obs)
         if self.head == "project":
             return project(raw, self.sets(obs), gradient="tangent", on_infeasible="nearest").value
-        action = self.sets.transform(obs)(raw)
+        inside = self.sets.transform(obs)
+        check_raw("The action", raw, inside)
+        action = inside(raw)
         assert isinstance(action, Tensor)
         return action
 
