@@ -192,10 +192,19 @@ FN void relax_in_metric(Work *work, Metric *metric) {
     if (state == REJECTED) restore_answer(work);
 }
 
+/* Whether the metric of sample b is the Euclidean one. */
+FN int is_euclidean(const CaffnetBatch *batch, int64_t b) {
+    int64_t n = batch->n, first = b * batch->metric_step, count = batch->diagonal ? n : n * n;
+    for (int64_t e = 0; e < count; e++)
+        if (load(batch->metric, first + e, (int)batch->single) != (batch->diagonal || e % (n + 1) == 0 ? 1.0 : 0.0)) return 0;
+    return 1;
+}
+
 /* Answer sample b in its metric. */
 FN int decide_in_metric(const CaffnetBatch *batch, int64_t b, Work *work, Metric *metric, CaffnetProof *proof) {
     Rows *s = &work->rows;
     Index n = s->n;
+    if (is_euclidean(batch, b)) return decide(batch, b, work, proof);
     int loaded = load_sample(batch, b, work);
     s->direct.family = ANY;
     if (loaded == CAFFNET_INVALID || !whiten(batch, b, metric, &work->t, NULL)) {
