@@ -148,9 +148,9 @@ class Assignments:
                 values[place] = _operate(name, *(values[p] for p in read))
         batch = samples.shape[:-1]
         return [
-            torch.stack([values[p].expand(batch) for p in result.places], -1).reshape(*batch, *result.shape)
+            torch.stack([values[p].expand(batch) for p in result.places], -1).reshape((*batch, *result.shape))
             if result.places
-            else samples.new_zeros(*batch, *result.shape)
+            else samples.new_zeros((*batch, *result.shape))
             for result in results
         ]
 
