@@ -132,7 +132,7 @@ class Operations:
         if not any(isinstance(a, Places) for a in _leaves((args, kwargs))):
             return target(*args, **kwargs)
         name = _name_of(target)
-        if not isinstance(target, torch._ops.OpOverload):
+        if not hasattr(target, "_schema"):
             self._refuse()
         if name in ("squeeze_", "unsqueeze_"):  # left over where torch decomposes a product
             args[0].at = target(args[0].at.clone(), *args[1:])
@@ -478,12 +478,12 @@ def _name_of(target: Any) -> str:
     return str(target).removeprefix("aten.").split(".")[0]
 
 
-def _by_name(target: torch._ops.OpOverload, args: Any, kwargs: Any) -> dict[str, Any]:
+def _by_name(target: Any, args: Any, kwargs: Any) -> dict[str, Any]:
     """The arguments of an operation by the names of its schema (x instead of self), without those that mean nothing."""
     schema = target._schema.arguments
     given = dict(zip((argument.name for argument in schema), args, strict=False)) | dict(kwargs)
     defaults = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}
-    to = {"to": given["dtype"]} if target is torch.ops.aten._to_copy.default and given.get("dtype") else {}
+    to = {"to": given["dtype"]} if _name_of(target) == "_to_copy" and given.get("dtype") else {}
     kept = {
         key: value
         for key, value in given.items()
