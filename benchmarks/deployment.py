@@ -94,29 +94,25 @@ def runtime_step(model: CAffNet, x: Tensor, operators: str, folder: Path) -> flo
     return per_call(lambda: session.run(None, one))
 
 
-def sizes(folder: Path) -> tuple[int, int, int]:
-    """Bytes of the kernel's code, of policy and data, and of PolicyMemory, compiled for size."""
-    found = []
+def sizes(folder: Path) -> tuple[int, int]:
+    """Bytes of code and data that a program gets with the policy, compiled for size, and of PolicyMemory."""
+    objects = []
+    flags = ["gcc", "-std=c11", "-Os", "-ffp-contract=off", "-ffunction-sections", "-fdata-sections"]
     for name in ("kernel/kernel.c", "policy.c", "policy_data.c"):
-        line = [
-            "gcc",
-            "-std=c11",
-            "-Os",
-            "-ffp-contract=off",
-            "-ffunction-sections",
-            f"-I{folder}",
-            f"-I{folder}/kernel",
-        ]
-        subprocess.run([*line, "-c", str(folder / name), "-o", str(folder / "part.o")], check=True)
-        said = subprocess.run(["size", str(folder / "part.o")], capture_output=True, text=True).stdout.splitlines()[1]
-        found.append(int(said.split()[0]) + int(said.split()[1]))
+        objects.append(str(folder / f"{Path(name).stem}.o"))
+        line = [*flags, f"-I{folder}", f"-I{folder}/kernel", "-c", str(folder / name), "-o", objects[-1]]
+        subprocess.run(line, check=True)
+    whole = str(folder / "whole.o")
+    entry = "-Wl,--gc-sections,-e,policy_project"
+    subprocess.run(["gcc", "-r", "-nostdlib", entry, "-o", whole, *objects], check=True)
+    said = subprocess.run(["size", whole], capture_output=True, text=True).stdout.splitlines()[1].split()
     (folder / "ram.c").write_text(
         '#include <stdio.h>\n#include "policy.h"\nint main(void) { printf("%zu", sizeof(PolicyMemory)); }\n'
     )
     line = ["gcc", f"-I{folder}", f"-I{folder}/kernel", str(folder / "ram.c"), "-o", str(folder / "ram")]
     subprocess.run(line, check=True)
     ram = int(subprocess.run([folder / "ram"], capture_output=True, text=True).stdout)
-    return found[0], found[1] + found[2], ram
+    return int(said[0]) + int(said[1]), ram
 
 
 def main() -> None:
@@ -144,7 +140,7 @@ def main() -> None:
             fast = c_step(compile_c(folder, "-O3"))
             native_step = c_step(compile_c(folder, "-O3", "-march=native"))
             raw = daqp_step(sets, outputs_around(whole, x)[:63])
-            kernel, rest, ram = sizes(folder)
+            code, ram = sizes(folder)
             n_in = 4 if inputs is None else 3
             dim = fixed.n if inputs is None else 2
             samples = torch.randn(64, n_in, dtype=DOUBLE) if inputs is None else inputs
@@ -159,7 +155,7 @@ def main() -> None:
                 f"{name}\n  layer in C {fast:.0f} ns (-march=native {native_step:.0f}), DAQP {raw:.0f} ns: "
                 f"{fast / raw:.2f} ({native_step / raw:.2f})\n  with a 3 x 200 network: torch {eager:.0f} ns, "
                 f"ONNX Runtime {onnx:.0f} ns ({onnx / eager:.2f}), C {policy:.0f} ns ({policy / eager:.2f})\n"
-                f"  code of the kernel {kernel} bytes, policy and data {rest}, memory {ram} "
+                f"  code of kernel, policy and data {code} bytes, memory {ram} "
                 f"(workspace {native.workspace_size(whole.n, whole.m, native.SEARCHES['active'])})\n"
             )
     small = AffineSet.inequality([[1.0, 1.0], [1.0, -2.0]], [1.0, 1.0]) & AffineSet.box(-1.0, 1.0, dim=2)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import random
 import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,14 +22,18 @@ from caffnet.control import (
     FunctionBarrier,
     HighOrder,
     InsideBox,
+    Integrator,
     OutsideCircles,
     Unicycle,
     linear,
 )
 from caffnet.deploy import to_c
+from caffnet.deploy.checking import compare
 from caffnet.deploy.network import read_network
+from caffnet.deploy.operations import Operations
 from caffnet.deploy.scalars import batch_function, write_function
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # torch.func compiles rules
 DOUBLE = torch.float64
 COMPILERS = {
     "gcc": ["gcc"] if shutil.which("gcc") else None,
@@ -64,9 +70,9 @@ def run(program: Path) -> tuple[int, float]:
 
 # ------------------------------------------------------------------------------------------------- models
 
-WEDGE = AffineSet.inequality([[1.0, 1.0], [1.0, -2.0]], [1.0, 1.0], names=["a */", "b"]) & AffineSet.box(
-    -1.0, 1.0, dim=2
-)
+WEDGE = AffineSet.inequality(
+    [[1.0, 1.0], [1.0, -2.0]], [1.0, 1.0], names=["a */ /* ??/ /*/", "b\u202e"]
+) & AffineSet.box(-1.0, 1.0, dim=2)
 
 
 def network() -> CAffNet:
@@ -107,6 +113,18 @@ wall = BarrierConstraint(
     HighOrder(InsideBox([-torch.inf, -torch.inf], [1.0, torch.inf]), DoubleIntegrator(1)),
     linear(2.0),
     AffineSet.box(-1.0, 1.0, dim=1),
+)
+
+
+def raised() -> BarrierConstraint:
+    """Derivatives of derivatives of a function."""
+    robot = DoubleIntegrator(1)
+    return BarrierConstraint(robot, HighOrder(FunctionBarrier(lambda x: 1 - x[0].cos()), robot))
+
+
+stairs = BarrierConstraint(  # the remainder of x_1 and its quotient, both with jumps
+    Integrator(2, 1),
+    FunctionBarrier(lambda x: 1 - x[0] * x[0] - torch.div(x[1], 0.5, rounding_mode="floor") - x[1] % -0.3),
 )
 traced = BarrierConstraint(Unicycle(), FunctionBarrier(lambda x: 1 - x[2].square() * x[0].sin()))
 
@@ -151,6 +169,9 @@ CASES = {
     "moving metric": lambda: (CAffine(stretched), {"inputs": states(2)}),
     "limit": lambda: (limited(), {}),
     "single limit": lambda: (limited().float(), {}),
+    "raised": lambda: (CAffine(raised(), on_infeasible="nearest"), {"inputs": states(2)}),
+    "stairs": lambda: (CAffine(stairs, on_infeasible="nearest"), {"inputs": states(2)}),
+    "sparse": lambda: (AffineSet.inequality(torch.eye(300).to_sparse(), torch.ones(300)), {}),
     "traced": lambda: (CAffine(traced, on_infeasible="nearest"), {"inputs": states(3, torch.float32)}),
 }
 
@@ -161,7 +182,7 @@ def test_the_program_gives_the_answers_of_torch(case: str, tmp_path: Path):
     folder = to_c(model, tmp_path, **options)
     count, worst = run(compiled(folder, "gcc", "-O2", name=options.get("name", "policy")))
     assert count >= 40
-    single = case in ("single", "traced", "set", "free", "matrix", "single limit")
+    single = case in ("sparse", "single", "traced", "set", "free", "matrix", "single limit")
     assert worst <= (1e-4 if single else 1e-12)
 
 
@@ -259,7 +280,7 @@ def test_equal_lines_are_written_once_and_unused_ones_not_at_all():
         return [torch.cat([x.sin(), x.sin()]), x.new_tensor([2.0, -1.0]) * 3]
 
     lines = write_function(function, torch.zeros(1, dtype=DOUBLE), ["y", "z"])
-    assert lines == ["const double t2 = sin(x[0]);", "y[0] = t2;", "y[1] = t2;", "z[0] = 6.0;", "z[1] = (-3.0);"]
+    assert lines == ["const double t1 = sin(x[0]);", "y[0] = t1;", "y[1] = t1;", "z[0] = 6.0;", "z[1] = (-3.0);"]
 
 
 # ------------------------------------------------------------------------------------------------- refusals
@@ -281,21 +302,136 @@ def test_what_is_not_written_is_refused(make, message: str, tmp_path: Path):
         to_c(make(), tmp_path)
 
 
-@pytest.mark.parametrize(
-    "function",
-    [
-        lambda x: torch.softmax(900 * x, 0),
-        lambda x: torch.addmv(x, x.outer(x), x),
-        lambda x: torch.add(x, x.sin(), alpha=0.1),
-        lambda x: torch.mv(x.outer(x), x) + 0.1,
-    ],
-    ids=["softmax", "addmv", "alpha", "mv"],
-)
-def test_operations_are_those_of_torch_to_the_last_digits(function):
+def written(x: Tensor, write: Callable[[Tensor], None]) -> Tensor:
+    y = x.clone()
+    write(y)
+    return y
+
+
+def put(y: Tensor) -> None:
+    y[[1, 3]] = y[:2] * 2
+
+
+def mask(y: Tensor) -> None:
+    y[y < 0] = 7.0
+
+
+OPERATIONS = {
+    "softmax": lambda x: torch.softmax(900 * x, 0),
+    "addmv": lambda x: torch.addmv(x, x.outer(x), x),
+    "addmv with factors": lambda x: torch.addmv(x, x.outer(x), x, beta=2.0, alpha=0.3),
+    "alpha": lambda x: torch.add(x, x.sin(), alpha=0.1),
+    "rsub": lambda x: torch.rsub(x, 2.0, alpha=3.0),
+    "mv": lambda x: torch.mv(x.outer(x), x) + 0.1,
+    "floor": lambda x: x // 0.1 + x // -0.3 + torch.div(1.0, x + 0.1, rounding_mode="floor"),
+    "trunc": lambda x: torch.div(x, 0.3, rounding_mode="trunc"),
+    "remainder": lambda x: x % 0.3 + x % -0.2 + torch.fmod(x, 0.3),
+    "bool": lambda x: x.bool().to(x.dtype) + x.any().to(x.dtype),
+    "truths": lambda x: ((x > 0) + (x < 0.6)).to(x.dtype) + ((x > 0) ^ (x < 0.6)).to(x.dtype),
+    "count": lambda x: ((x > 0).sum() - 1) * x,
+    "sum": lambda x: x.sum(dtype=x.dtype) + x[:0].sum(),
+    "norm": lambda x: torch.stack([x.norm(), torch.linalg.vector_norm(x, 1), torch.linalg.vector_norm(x, torch.inf)]),
+    "largest": lambda x: torch.stack([x.max(), x.amax(0), x[1:].reshape(2, 2).max(1).values[0], x.min(0).values]),
+    "argmax": lambda x: x.flip(0).gather(0, x.cos().argmax(0, keepdim=True)),
+    "cumsum": lambda x: x.cumsum(0) + x.cumprod(0),
+    "var": lambda x: x.var() + x.reshape(1, -1).var(1, correction=0),
+    "round": lambda x: (2.5 * x).round() + x.trunc(),
+    "put": lambda x: written(x, put),
+    "mask": lambda x: written(x, mask),
+    "gradient": torch.func.jacrev(
+        lambda x: x.norm() + x.max(0).values + x.var() + x.cumsum(0)[2] + written(x, put).prod()
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_operations_are_those_of_torch_to_the_last_digits(name: str, dtype: torch.dtype):
     """A plain number in a function of float64 is of float64 too."""
-    x = torch.linspace(-1, 1, 5, dtype=torch.float64)
-    (found,) = batch_function(lambda one: [function(one)], x)(x)
-    torch.testing.assert_close(found, function(x), rtol=1e-15, atol=1e-15)
+    function = OPERATIONS[name]
+    rounding = 1e-15 if dtype == torch.float64 else 1e-6
+    for x in (torch.linspace(-1, 1, 5, dtype=dtype), torch.tensor([0.3, 1.0, -0.7, 0.0, 2.6], dtype=dtype)):
+        (found,) = batch_function(lambda one: [function(one)], x)(x)
+        torch.testing.assert_close(found, function(x), rtol=rounding, atol=rounding)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda x: x.round(decimals=1), r"aten\.round\.decimals with decimals=1, which has no straight-line program"),
+        (lambda x: torch.linalg.vector_norm(x, 3), r"vector_norm\.default with ord=3"),
+        (
+            lambda x: x.sum(dtype=torch.float32).to(x.dtype),
+            r"computes in torch\.float32 from an input in torch\.float64",
+        ),
+        (lambda x: x.long().to(x.dtype), r"_to_copy\.default from torch\.float64 to torch\.int64"),
+        (lambda x: x[x > 0].sum(), r"aten\.index\.Tensor at places that depend on the input"),
+        (lambda x: x + torch.rand(3, dtype=x.dtype), r"draws random numbers \(aten\.rand\.default\)"),
+        (lambda x: x + torch.rand_like(x), r"draws random numbers \(aten\.rand_like\.default\)"),
+        (lambda x: x if x[0] > 0 else -x, r"reads a number that depends on its input .* write torch\.where"),
+    ],
+)
+def test_what_a_program_would_not_keep_is_refused(function, message: str):
+    with pytest.raises(ConstraintError, match=message):
+        write_function(lambda x: [function(x)], torch.ones(3, dtype=DOUBLE), ["y"])
+
+
+def test_a_program_that_differs_from_torch_is_refused(tmp_path: Path):
+    """What torch does not see, Python's own numbers, is constant in the program."""
+    stream = random.Random(0)
+    layer = CAffine(lambda x: AffineSet.box(None, x + stream.random()))
+    with pytest.raises(ConstraintError, match="export would differ from torch at 40 of 40 inputs; at x = "):
+        to_c(layer, tmp_path, inputs=states(2))
+    first = CAffine(
+        lambda x: AffineSet.box(None, x * x.reshape(-1)[0])
+    )  # of a batch: the first number of its first sample
+    with pytest.raises(ConstraintError, match="export would differ from torch at 39 of 40 inputs"):
+        to_c(first, tmp_path, inputs=states(2))
+
+
+def test_a_wrong_line_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Operations, "_floor_divide", lambda self, a, b: self._map("div", a, b))
+    model, options = CASES["stairs"]()
+    with pytest.raises(ConstraintError, match="export would differ from torch"):
+        to_c(model, tmp_path, **options)
+
+
+def test_either_side_of_a_jump_will_do():
+    """Sums in another order may fall on the other side."""
+    x = torch.tensor([[0.5], [0.7]], dtype=DOUBLE)
+    compare(lambda x: [(x - 1e-15) // 0.5], lambda x: [x // 0.5], x, "a step")
+    with pytest.raises(ConstraintError, match="at 1 of 2 inputs"):
+        compare(lambda x: [(x - 0.1) // 0.5], lambda x: [x // 0.5], x, "a step")
+
+
+def test_rows_of_a_module_in_training_mode_are_those_of_evaluation(tmp_path: Path):
+    class Rows(nn.Module):
+        def forward(self, x: Tensor) -> AffineSet:
+            return AffineSet.box(None, x + (100.0 if self.training else 1.0))
+
+    layer = CAffine(Rows()).train()
+    to_c(layer, tmp_path, inputs=states(2))
+    assert "100.0" not in (tmp_path / "policy_data.c").read_text()
+    assert layer.training
+
+
+def test_large_sparse_rows_are_refused(tmp_path: Path):
+    with pytest.raises(ConstraintError, match=r"to_c writes A in full, here 2000 x 2000 numbers: write set\.to_dense"):
+        to_c(AffineSet.box(0.0, 1.0, dim=2000), tmp_path)
+
+
+def test_the_parts_that_a_policy_calls_fit_into_100_kb(tmp_path: Path):
+    if not shutil.which("gcc") or sys.platform != "linux":
+        pytest.skip("gcc on Linux is not here")
+    folder = to_c(CAffine(circles, on_infeasible="nearest"), tmp_path, inputs=states(3))
+    flags = ["-std=c11", "-Os", "-ffp-contract=off", "-ffunction-sections", "-fdata-sections", "-r", "-nostdlib"]
+    files = [str(folder / file) for file in ("policy.c", "policy_data.c", "kernel/kernel.c")]
+    whole, included = str(folder / "whole.o"), [f"-I{folder}", f"-I{folder}/kernel"]
+    subprocess.run(["gcc", *flags, "-Wl,--gc-sections,-e,policy_project", *included, *files, "-o", whole], check=True)
+    names = subprocess.run(["nm", whole], capture_output=True, text=True).stdout
+    assert "caffnet_solve" in names and "caffnet_minimise" not in names and "caffnet_gradient" not in names
+    said = subprocess.run(["size", whole], capture_output=True, text=True).stdout.splitlines()[1].split()
+    assert int(said[0]) + int(said[1]) < 100_000
 
 
 def test_an_operation_without_a_line_in_c_is_named(tmp_path: Path):
@@ -307,4 +443,10 @@ def test_an_operation_without_a_line_in_c_is_named(tmp_path: Path):
 @pytest.mark.parametrize("name", ["1st", "Arm", "caffnet_arm", "a-b", ""])
 def test_a_name_that_c_does_not_take_is_refused(name: str, tmp_path: Path):
     with pytest.raises(ConstraintError, match="name must be a lower-case identifier"):
+        to_c(AffineSet.box(0.0, 1.0, dim=1), tmp_path, name=name)
+
+
+@pytest.mark.parametrize("name", ["math", "kernel", "time"])
+def test_the_name_of_a_header_is_refused(name: str, tmp_path: Path):
+    with pytest.raises(ConstraintError, match=rf"name='{name}' is taken: {name}\.h is a header"):
         to_c(AffineSet.box(0.0, 1.0, dim=1), tmp_path, name=name)

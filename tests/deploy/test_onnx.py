@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from caffnet.control import (
     FunctionBarrier,
     HighOrder,
     InsideBox,
+    Integrator,
     OutsideCircles,
     Stack,
     Unicycle,
@@ -173,6 +175,51 @@ def test_barriers_whose_gradient_is_computed(tmp_path: Path):
     assert model.layer.constraint is rows
     for batch in (1, 40):
         agree(path, model, 2 * torch.randn(batch, 2, dtype=DOUBLE))
+
+
+def test_jumps_and_barriers_of_higher_order_of_a_function(tmp_path: Path):
+    """Operations with arguments, and derivatives of derivatives, are those of torch."""
+    robot = DoubleIntegrator(1)
+    stairs = FunctionBarrier(lambda x: 1 - x[0] * x[0] - torch.div(x[1], 0.5, rounding_mode="floor") - x[1])
+    for rows, size in (
+        (BarrierConstraint(Integrator(2, 1), stairs), 2),
+        (BarrierConstraint(robot, HighOrder(FunctionBarrier(lambda x: 1 - x[0].cos()), robot)), 1),
+    ):
+        model = CAffNet(networks(2, size)[0].double(), rows, on_infeasible="nearest")
+        agree(to_onnx(model, tmp_path / "net.onnx"), model, 2 * torch.randn(40, 2, dtype=DOUBLE))
+
+
+def test_an_empty_batch(tmp_path: Path):
+    for name in ("fixed", "moving"):
+        path = to_onnx(case(name), tmp_path / "net.onnx")
+        value, status, violation = run(path, torch.zeros(0, 2))
+        assert len(value) == len(status) == len(violation) == 0
+
+
+def test_a_graph_that_would_differ_from_torch_is_refused(tmp_path: Path):
+    x, stream = torch.randn(4, 2), random.Random(0)
+    with pytest.raises(ConstraintError, match=r"draws random numbers \(aten\.rand\.default\)"):
+        to_onnx(CAffine(lambda x: AffineSet.box(None, x + torch.rand(2))), tmp_path / "net.onnx", inputs=x)
+    with pytest.raises(ConstraintError, match=r"export would differ from torch at . of 4 inputs"):
+        to_onnx(CAffine(lambda x: AffineSet.box(None, x + stream.random())), tmp_path / "net.onnx", inputs=x)
+    noisy = CAffNet(nn.Sequential(nn.Linear(2, 2), Noise()), wedge)
+    with pytest.raises(ConstraintError, match=r"number . of value, status and violation is"):
+        to_onnx(noisy, tmp_path / "net.onnx")
+
+
+def test_an_operation_beside_derivatives_that_is_not_written_is_named(tmp_path: Path):
+    """The message does not advise what was called."""
+    rows = BarrierConstraint(Integrator(2, 1), FunctionBarrier(lambda x: 1 - x.sort().values[1]))
+    with pytest.raises(ConstraintError, match=r"holds the operation aten\.sort.*, or define evaluate\(x\)") as caught:
+        to_onnx(CAffine(rows), tmp_path / "net.onnx", inputs=torch.randn(4, 2, dtype=DOUBLE))
+    assert "to_onnx" not in str(caught.value)
+
+
+class Noise(nn.Module):
+    """Adds numbers that torch does not draw."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + random.random()
 
 
 def test_another_backbone(tmp_path: Path):

@@ -15,8 +15,11 @@ from caffnet import tolerance
 from caffnet._kernel import native
 from caffnet._solve.prepare import choose_search, count_subsets, subset_sizes
 from caffnet._solve.problem import Options
+from caffnet._solve.sparse import LARGE, is_sparse
 from caffnet.constraints import AffineSet
-from caffnet.deploy.network import Dense, read_network
+from caffnet.deploy.assignments import number_text
+from caffnet.deploy.checking import compare
+from caffnet.deploy.network import Dense, read_network, run_network
 from caffnet.deploy.program import (
     Source,
     copy_kernel,
@@ -25,8 +28,9 @@ from caffnet.deploy.program import (
     parts_of,
     read_source,
     samples_of,
+    with_batch,
 )
-from caffnet.deploy.scalars import number_text, write_function
+from caffnet.deploy.scalars import StraightLine
 from caffnet.errors import ConstraintError
 from caffnet.layer import CAffine, limit_null
 from caffnet.model import CAffNet
@@ -34,6 +38,15 @@ from caffnet.projection import flatten, price_slacks, project_checked, soft_rows
 
 SOURCES = Path(__file__).parent / "sources" / "c"
 _TEMPLATES = ("policy.h", "policy.c", "test_policy.c", "CMakeLists.txt")
+#: Headers that the C files include, by name or by way of others: NAME.h beside them would be taken instead.
+# fmt: off
+_HEADERS = frozenset((
+    "alloca", "assert", "complex", "ctype", "endian", "errno", "features", "fenv", "float", "inttypes", "iso646",
+    "kernel", "limits", "locale", "math", "setjmp", "signal", "stdalign", "stdarg", "stdatomic", "stdbool",
+    "stddef", "stdint", "stdio", "stdlib", "stdnoreturn", "string", "strings", "tgmath", "threads", "time", "uchar",
+    "wchar", "wctype",
+))
+# fmt: on
 
 
 def to_c(
@@ -64,6 +77,7 @@ def to_c(
     Raises:
         ConstraintError: the model holds something that is not written in C.
 
+    What is written is compared with torch at the inputs and near them, and refused if it differs.
     ``on_infeasible="raise"`` becomes the returned status: the value is NaN, as with ``"nan"``.
 
     >>> import tempfile
@@ -73,6 +87,10 @@ def to_c(
     """
     if not re.fullmatch("[a-z][a-z0-9_]*", name) or keyword.iskeyword(name) or name.startswith("caffnet"):
         raise ConstraintError(f"name must be a lower-case identifier that does not begin with caffnet, got {name!r}.")
+    if name in _HEADERS:
+        raise ConstraintError(
+            f"name={name!r} is taken: {name}.h is a header that the files include. Choose another one."
+        )
     policy = _read(model, inputs)
     target = Path(folder)
     copy_kernel(target)
@@ -85,7 +103,7 @@ def to_c(
     for template, text in files.items():
         for old, new in (("policy", name), ("Policy", _camel(name)), ("POLICY", name.upper())):
             template, text = template.replace(old, new), text.replace(old, new)
-        (target / template).write_text(text)
+        (target / template).write_text(text, encoding="utf-8")
     return target
 
 
@@ -128,18 +146,37 @@ def _read(source: Source, inputs: Tensor | None) -> _Policy:
     try:
         model.eval()
         with torch.no_grad():
-            set = layer.set_at(x)
+            set = _in_full(layer.set_at(x))
             f, w = (outputs_around(set, x), None) if net is None else net.raw(x)
+            if layer.constraint is None and set.batch_shape:
+                raise ConstraintError(f"to_c writes one set that holds for every input, got {set}: index it, set[i].")
+            if set.n == 0:
+                raise ConstraintError("to_c needs at least one output.")
+            if net is not None:
+                written = [network for network in (backbone, null) if network]
+                compare(lambda x: [run_network(one, x) for one in written], lambda x: _raw(net, x), x, "the raw output")
+            rows = None if layer.constraint is None else _write_rows(layer, x)
     finally:
         model.train(training)
-    if layer.constraint is None and set.batch_shape:
-        raise ConstraintError(f"to_c writes one set that holds for every input, got {set}: index it, set[i].")
-    if set.n == 0:
-        raise ConstraintError("to_c needs at least one output.")
-    rows = None if layer.constraint is None else _write_rows(layer, x[0])
     options = dataclasses.replace(layer._options, on_infeasible=_status_instead(layer._options.on_infeasible))
     search = choose_search(set.row_kinds, set.n + set.slacks, options.search, options.budget)
     return _Policy(layer, options.searching(search), backbone, null, set, rows, x, f, w)
+
+
+def _raw(net: CAffNet, x: Tensor) -> list[Tensor]:
+    return [t for t in net.raw(x) if t is not None]
+
+
+def _in_full(set: AffineSet) -> AffineSet:
+    """The set with all numbers of A."""
+    if not is_sparse(set.A):
+        return set
+    if set.m * set.n > LARGE:
+        raise ConstraintError(
+            f"The rows are sparse, and to_c writes A in full, here {set.m} x {set.n} numbers: write set.to_dense() if "
+            "that is meant, or export groups of outputs that share no row as sets of their own."
+        )
+    return set.to_dense()
 
 
 def _searched(set: AffineSet) -> dict[str, Tensor]:
@@ -160,9 +197,15 @@ def _status_instead(on_infeasible: str) -> str:
 
 
 def _write_rows(layer: CAffine, x: Tensor) -> list[str]:
-    names = list(_searched(layer.set_at(x)))
-    unused = [] if "metric" in names else ["(void)metric;"]
-    return unused + write_function(lambda one: list(_searched(layer.set_at(one)).values()), x, names)
+    """The lines of C of rows that depend on the input, compared with torch at the samples."""
+
+    def rows(at: Tensor) -> dict[str, Tensor]:
+        return _searched(_in_full(layer.set_at(at)))
+
+    names = list(rows(x[0]))
+    program = StraightLine(lambda one: list(rows(one).values()), x[0])
+    compare(program, lambda many: with_batch(rows(many).values(), len(many)), x, ", ".join(names))
+    return ([] if "metric" in names else ["(void)metric;"]) + program.lines(names)
 
 
 # ------------------------------------------------------------------------------------------------- writing
@@ -265,6 +308,12 @@ def _data_header(policy: _Policy) -> str:
     )
 
 
+def _comment(text: str) -> str:
+    """Text that may stand in a comment: no comment begins or ends in it, and no sign is invisible."""
+    shown = "".join(sign if sign.isprintable() else " " for sign in text)
+    return shown.replace("*/", "* /").replace("/*", "/ *").replace("??", "? ?")
+
+
 def _soft_text(policy: _Policy) -> str:
     """The soft rows as C has them."""
     marks = soft_rows(policy.set, policy.options)
@@ -285,8 +334,7 @@ def _data(policy: _Policy) -> str:
         "",
     ]
     if policy.rows is None:
-        names = ", ".join(set.names).replace("*/", "* /")
-        lines.append(f"/* {names} */")
+        lines.append(f"/* {_comment(', '.join(set.names))} */")
         lines += [_array(f"const policy_real policy_{key}", t, double) for key, t in _searched(set).items()]
     else:
         lines.append("void policy_rows(const policy_real *x, policy_real *A, policy_real *lower, policy_real *upper,")
@@ -317,8 +365,8 @@ def _vectors(policy: _Policy) -> str:
         count = len(policy.x)
         arrays = [("x", policy.x), ("f", policy.f), ("value", answer.value), ("violation", answer.violation)]
         if policy.rows is not None:
-            parts = zip(_searched(set).items(), native.CORES, strict=False)
-            arrays += [(key, t.expand(count, *t.shape[-axes:])) for (key, t), axes in parts]
+            searched = _searched(set)
+            arrays += zip(searched, with_batch(searched.values(), count), strict=True)
     used = {"x", "value", "violation", "A", "lower", "upper", "metric"} | ({"f"} if not policy.backbone else {"x"})
     return "\n".join(
         [

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from caffnet.errors import ConstraintError
 
 ACTIVATIONS: dict[type[nn.Module], str] = {nn.ReLU: "RELU", nn.SiLU: "SILU", nn.Tanh: "TANH"}
+_FUNCTIONS = {"NONE": lambda z: z, "RELU": torch.relu, "SILU": nn.functional.silu, "TANH": torch.tanh}
 _SILENT = (nn.Identity, nn.Dropout)  # nothing happens in them once training is over
 
 
@@ -67,6 +68,13 @@ def read_network(module: nn.Module, role: str) -> list[Dense]:
     if pending is not None or not layers:
         raise _refusal(role, "no nn.Linear at its end")
     return layers
+
+
+def run_network(layers: list[Dense], x: Tensor) -> Tensor:
+    """The outputs ``(B, out)`` of such a list for inputs ``(B, in)``, in torch."""
+    for weight, bias, activation in layers:
+        x = _FUNCTIONS[activation](x @ weight.mT + bias)
+    return x
 
 
 def _parts(module: nn.Module, role: str) -> list[nn.Module]:

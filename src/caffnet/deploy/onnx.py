@@ -53,7 +53,7 @@ def to_onnx(model: Source, path: str | Path, *, operators: str = "caffnet", inpu
     except ImportError:
         raise ImportError("to_onnx needs onnx and onnxscript: pip install caffnet[export].") from None
     with plain_operations() if operators == "plain" else contextlib.nullcontext():
-        traced = Traced(source, inputs)
+        traced = Traced(source, inputs, plain=operators == "plain")
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")  # the exporter's own deprecations
         written = torch.onnx.export(

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from caffnet._kernel import build
+from caffnet._kernel import build, native
 from caffnet._solve.prepare import Prepared
 from caffnet.constraints import AffineSet
 from caffnet.control.barriers import GradientExportError
+from caffnet.deploy.checking import compare, refuse_difference
+from caffnet.deploy.operations import refuse_random
 from caffnet.deploy.scalars import batch_function
 from caffnet.errors import ConstraintError
 from caffnet.layer import CAffine
 from caffnet.model import CAffNet
+from caffnet.projection import Projection
 
 Source: TypeAlias = CAffNet | CAffine | AffineSet | Prepared
 _SAMPLES = 64
@@ -66,6 +69,19 @@ def parts_of(set: AffineSet) -> list[Tensor]:
     return [set.A, set.lower, set.upper, *([] if set.metric is None else [set.metric])]
 
 
+def rows_at(layer: CAffine, x: Tensor) -> list[Tensor]:
+    """The tensors of the set at samples ``(B, ...)``, and the weights of its soft rows, each with the batch."""
+    set = layer.set_at(x)
+    weight = None if set.softness is None else set.softness.weight
+    parts = with_batch(parts_of(set), len(x))
+    return parts if weight is None else [*parts, weight.expand(len(x), weight.shape[-1])]
+
+
+def with_batch(parts: Iterable[Tensor], batch: int) -> list[Tensor]:
+    """A, lower, upper and perhaps the metric, each with a batch axis."""
+    return [t.expand(batch, *t.shape[-axes:]) for t, axes in zip(parts, native.CORES, strict=False)]
+
+
 def outputs_around(set: AffineSet, x: Tensor) -> Tensor:
     """Raw outputs ``(B, n)`` for a layer alone: inside its set, beyond some rows, far away, and one NaN."""
     stream = torch.Generator().manual_seed(1)
@@ -94,8 +110,7 @@ class _Model(nn.Module):
         self.model = model
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        answer = self.model.project(x)
-        return answer.value, answer.status, answer.violation
+        return _outputs(self.model.project(x))
 
 
 class _Layer(nn.Module):
@@ -106,12 +121,26 @@ class _Layer(nn.Module):
         self.layer = layer
 
     def forward(self, f: Tensor, x: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        answer = self.layer.project(f, x=x)
-        return answer.value, answer.status, answer.violation
+        return _outputs(self.layer.project(f, x=x))
+
+
+def _outputs(answer: Projection) -> tuple[Tensor, Tensor, Tensor]:
+    """Value, status and violation; that of shared rows by one product, which runtimes know for empty batches too."""
+    A, y = answer.set.A, answer.value
+    if A.ndim > 2 or y.ndim != 2 or not A.shape[0]:
+        return y, answer.status, answer.violation
+    rows = y @ A.mT
+    excess = torch.maximum(rows - answer.set.upper, answer.set.lower - rows).clamp_min(0)
+    return y, answer.status, excess.amax(-1)
 
 
 class Traced:
-    """The graph of a model for any batch.
+    """The graph of a model for any batch, compared with it at the samples.
+
+    Args:
+        model: what is traced.
+        inputs: samples of its input, or None for random ones.
+        plain: the graph lists sub-constraints: its rounding is another one, so it is not compared as a whole.
 
     Attributes:
         module: x (or f, or f and x) to value, status and violation, in eval mode.
@@ -122,7 +151,7 @@ class Traced:
 
     names: tuple[str, ...]
 
-    def __init__(self, model: CAffNet | CAffine, inputs: Tensor | None):
+    def __init__(self, model: CAffNet | CAffine, inputs: Tensor | None, plain: bool = False):
         x = samples_of(model, inputs)
         x = torch.cat([x, x]) if len(x) == 1 else x  # torch.export takes a single sample for a batch of one for ever
         if isinstance(model, CAffNet):
@@ -131,12 +160,17 @@ class Traced:
             f = outputs_around(model.set_at(x), x).nan_to_num()
             given = {"f": f} if model.constraint is None else {"f": f, "x": x}
             self.module, self.arguments, self.names = _Layer(model), tuple(given.values()), tuple(given)
-        training = model.training
+        training, layer = model.training, layer_of(model)
+        self.straight = False  # the rows are a straight-line program: it was compared, and is rounded in its own way
         self.module.eval()
         try:
             any_batch: Any = tuple({0: torch.export.Dim.DYNAMIC} for _ in self.arguments)
-            with torch.no_grad(), self._differentiated(layer_of(model), x):
+            with torch.no_grad(), self._differentiated(layer, x):
                 self.program = torch.export.export(self.module, self.arguments, dynamic_shapes=any_batch)
+            for node in self.program.graph.nodes:
+                refuse_random(node.target)
+            if not (plain or self.straight):
+                self._check(layer)
         finally:
             model.train(training)
 
@@ -154,13 +188,14 @@ class Traced:
                 "gradient is written out, or rows that are soft without a weight."
             )
         parts = batch_function(lambda one: parts_of(layer.set_at(one)), x[0])
+        compare(parts, lambda states: rows_at(layer, states), x, "the rows")
 
-        def rows_at(states: Tensor) -> AffineSet:
+        def straight(states: Tensor) -> AffineSet:
             A, lower, upper, *metric = parts(states)
             rest = (sample.labels, sample.row_kinds, metric[0] if metric else None, sample.softness)
             return AffineSet.from_parts(A, lower, upper, *rest)
 
-        layer.constraint = rows_at
+        layer.constraint, self.straight = straight, True
         try:
             yield
         finally:
@@ -168,17 +203,31 @@ class Traced:
 
     @staticmethod
     def _needs_derivatives(layer: CAffine, x: Tensor) -> bool:
-        """Check whether torch.export refuses the function of the rows for its derivatives."""
+        """Check whether torch.export refuses the rows for their derivatives; else what it traces is compared."""
 
         class Rows(nn.Module):
-            def forward(self, states: Tensor) -> Tensor:
-                return layer.set_at(states).A
+            def forward(self, states: Tensor) -> list[Tensor]:
+                return rows_at(layer, states)
 
         try:
-            torch.export.export(Rows(), (x,))
+            traced = torch.export.export(Rows(), (x,))
         except GradientExportError:
             return True
+        for node in traced.graph.nodes:
+            refuse_random(node.target)
+        compare(traced.module(), lambda states: rows_at(layer, states), x, "the rows")
         return False
+
+    def _check(self, layer: CAffine) -> None:
+        """Compare the graph with the model at the samples, unless one of them has no answer and raises."""
+        warm, layer.warm_start = layer.warm_start, False
+        try:
+            found, expected = self.program.module()(*self.arguments), self.answers()
+        except ConstraintError:
+            return
+        finally:
+            layer.warm_start = warm
+        refuse_difference(found, expected, self.arguments[0], "value, status and violation")
 
     def answers(self) -> tuple[Tensor, Tensor, Tensor]:
         """Value, status and violation at the samples, by torch."""

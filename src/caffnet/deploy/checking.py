@@ -1,0 +1,91 @@
+"""A comparison of what is written with torch, before it is written: an export never differs silently."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from caffnet import tolerance
+from caffnet.errors import ConstraintError
+
+Function = Callable[[Tensor], Sequence[Tensor]]
+
+
+def compare(written: Function, original: Function, x: Tensor, what: str) -> None:
+    """Refuse a program that differs from torch at the samples ``(B, ...)``, or at random ones near them.
+
+    Both may be rounded, so a number is right if it is that of torch up to `tolerance.exported`, relative to the largest
+    of the results or 1, at some input that differs from x by as little: at a jump, either side will do.
+
+    Args:
+        written: the program that will be exported, x to tensors ``(B, ...)``.
+        original: what it stands for, in torch.
+        x: the samples.
+        what: the name of the results in messages.
+
+    Raises:
+        ConstraintError: they differ.
+    """
+    with torch.no_grad():
+        _compare_at(written, original, x, what)
+        near = _near(x)
+        if _try(original, near) is not None:
+            _compare_at(written, original, near, what)
+
+
+def refuse_difference(
+    found: Sequence[Tensor], expected: Sequence[Tensor], x: Tensor, what: str, sides: Sequence[Sequence[Tensor]] = ()
+) -> None:
+    """Refuse results that differ; `sides` are results of torch at inputs that are the same up to rounding."""
+    share, torchs, ours = tolerance.exported(x.dtype), _lines(expected, x), _lines(found, x)
+    size = torch.where(torchs.isfinite(), torchs.abs(), 0)
+    room = share * size.amax(-1, keepdim=True).clamp_min(1) if size.shape[-1] else size
+    for side in sides:
+        room = room + (_lines(side, x) - torchs).abs().nan_to_num(0.0, torch.inf)
+    same = (ours == torchs) | (ours.isnan() & torchs.isnan())
+    wrong = ~(same | ((ours - torchs).abs() <= room))
+    if wrong.any():
+        sample, number = wrong.nonzero()[0].tolist()
+        raise ConstraintError(
+            f"The export would differ from torch at {int(wrong.any(-1).sum())} of {len(x)} inputs; at "
+            f"{_text(x[sample])}, number {number} of {what} is {torchs[sample, number]:.9g} in torch and "
+            f"{ours[sample, number]:.9g} in the export. The model must be made of torch operations, depend on its "
+            "input alone (no random numbers, no counters) and give the same for one sample and for a batch."
+        )
+
+
+def _near(x: Tensor) -> Tensor:
+    """Random samples near those of x."""
+    stream = torch.Generator().manual_seed(2)
+    noise = torch.randn(x.shape, dtype=torch.float64, generator=stream).to(x)
+    return x + 0.01 * noise * (1 + x.abs())
+
+
+def _try(function: Function, x: Tensor) -> Sequence[Tensor] | None:
+    """The results, or None where x is no input of the function."""
+    try:
+        return function(x)
+    except (ValueError, RuntimeError):
+        return None
+
+
+def _compare_at(written: Function, original: Function, x: Tensor, what: str) -> None:
+    step = tolerance.exported(x.dtype) * x.abs().clamp_min(1)
+    expected = original(x)
+    again = _lines(original(x), x)
+    repeats = torch.equal(again.nan_to_num(), _lines(expected, x).nan_to_num())
+    moved = (_try(original, x + step), _try(original, x - step)) if repeats else ()
+    refuse_difference(written(x), expected, x, what, [side for side in moved if side is not None])
+
+
+def _lines(results: Sequence[Tensor], x: Tensor) -> Tensor:
+    """All results of each sample in one line, ``(B, ...)``."""
+    batch = len(x)
+    return torch.cat([t.detach().reshape(batch, -1) for t in results], -1) if results else x.new_zeros(batch, 0)
+
+
+def _text(sample: Tensor) -> str:
+    numbers = [f"{v:.6g}" for v in sample.reshape(-1).tolist()]
+    return "x = (" + ", ".join(numbers[:8]) + (", ...)" if len(numbers) > 8 else ")")
