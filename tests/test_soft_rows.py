@@ -593,3 +593,65 @@ def test_a_network_with_a_soft_set_trains():
     model = CAffNet(FeedForward(2, 1), BOX & WISH.soft(), gradient="tangent")
     model(torch.randn(8, 2)).sum().backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+# ------------------------------------------------------------------------------------------------ several conflicts
+
+
+def slope_error(make, *inputs: Tensor) -> float:
+    """The largest error of a gradient, by the kernel and by plain operations, against finite differences."""
+    leaves, worst, step = [t.clone().requires_grad_() for t in inputs], 0.0, 1e-6
+    value = make(*leaves).value
+    v = torch.randn(value.shape, dtype=DOUBLE, generator=torch.Generator().manual_seed(0))
+    found = [torch.autograd.grad((value * v).sum(), leaves, retain_graph=True, create_graph=again) for again in (0, 1)]
+    for place, tensor in enumerate(inputs):
+        for i in range(tensor.numel()):
+            ends = []
+            for sign in (1, -1):
+                moved = [t.clone() for t in inputs]
+                moved[place].view(-1)[i] += sign * step
+                ends.append((make(*moved).value * v).sum())
+            slope = (ends[0] - ends[1]) / (2 * step)
+            worst = max(worst, *(float((slope - slopes[place].view(-1)[i]).abs()) for slopes in found))
+    return worst
+
+
+def pairs(n: int) -> Tensor:
+    return torch.cat([torch.eye(n, dtype=DOUBLE), -torch.eye(n, dtype=DOUBLE)])
+
+
+def test_conflicts_beside_each_other_have_their_own_level():
+    """Also where they are exceeded by as much: the answer is smooth there."""
+    f = torch.tensor([0.3, -0.7], dtype=DOUBLE)
+    equal = -torch.ones(4, dtype=DOUBLE)
+    assert slope_error(lambda f, b: project(f, AffineSet.inequality(pairs(2), b).soft()), f, equal) < 1e-6
+    low, high = torch.ones(2, dtype=DOUBLE), -torch.ones(2, dtype=DOUBLE)
+    rows = torch.eye(2, dtype=DOUBLE)
+    assert slope_error(lambda f, low, high: project(f, AffineSet(rows, low, high).soft()), f, low, high) < 1e-6
+
+
+@pytest.mark.parametrize("count", [9, 12])
+def test_many_levels(count: int):
+    f = torch.randn(count, dtype=DOUBLE, generator=torch.Generator().manual_seed(2))
+    bounds = -torch.linspace(1, 2, 2 * count, dtype=DOUBLE)
+    assert slope_error(lambda f, b: project(f, AffineSet.inequality(pairs(count), b).soft()), f, bounds) < 1e-5
+
+
+def test_a_conflict_above_what_bounds_miss_each_other_by():
+    row, f = torch.tensor([[1.0, 0.0]], dtype=DOUBLE), torch.tensor([0.3, -0.7], dtype=DOUBLE)
+    low, high, b = (torch.tensor([x], dtype=DOUBLE) for x in (1.0, -1.0, -5.0))
+
+    def make(f, low, high, b):
+        return project(f, AffineSet(row, low, high).soft() & AffineSet.inequality(-row, b))
+
+    assert slope_error(make, f, low, high, b) < 1e-6
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_more_levels_than_any_table_holds(strict: bool):
+    count = 110
+    bounds = -torch.linspace(1, 110, count, dtype=DOUBLE)
+    wishes = AffineSet.inequality(pairs(count), torch.cat([bounds, bounds])).soft()
+    f = torch.randn(count, dtype=DOUBLE, generator=torch.Generator().manual_seed(2))
+    answer = project(f, wishes & AffineSet.inequality(torch.ones(1, count, dtype=DOUBLE), [1e3]), strict=strict)
+    assert (wishes.violation(answer.value)[:count] + bounds).abs().max() < 1e-10

@@ -613,3 +613,15 @@ def test_memory_is_kept_within_a_limit(monkeypatch: pytest.MonkeyPatch, kept: di
     assert list(kept) == [(-9, 0)]
     memory.kept((-8, 0), 9000)
     assert list(kept) == [(-8, 0)]
+
+
+def test_empty_rows_among_sparse_ones(monkeypatch: pytest.MonkeyPatch):
+    """They have a place in the order of the factors: the gradient of one long row beside them was that of no row."""
+    stream = torch.Generator().manual_seed(9)
+    rows = torch.zeros(50, 60, dtype=DOUBLE)
+    rows[0] = normal(stream, 60)
+    set = AffineSet(rows, -1.0, 1.0) & AffineSet.box(-1.0, 1.0, dim=60)
+    f, v = normal(stream, 2, 60).requires_grad_(), normal(stream, 2, 60)
+    few = in_entries(set, monkeypatch)
+    slopes = [torch.autograd.grad((project(f, s, search="active").value * v).sum(), f)[0] for s in (few, set)]
+    assert (slopes[0] - slopes[1]).abs().max() < 1e-12

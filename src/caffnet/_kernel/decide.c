@@ -50,7 +50,7 @@ FN int verify_point(Work *work, const double *g, double size) {
             noise = fabs(face->sides[j] > 0 ? s->high[i] : s->low[i]) <= work->t.underflow;
         }
         for (int zero = noise; zero >= 0; zero--) {
-            for (Index j = 0; j < n; j++) trial[j] = zero ? 0.0 : y[j];
+            for (Index j = 0; j < n; j++) trial[j] = zero && y[j] != g[j] ? 0.0 : y[j];
             clamp(s, trial);
             round_point(work, trial);
             int state = check(s, trial, larger(size, largest(trial, n)), face->held, 1, &work->t);

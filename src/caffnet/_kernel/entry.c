@@ -21,7 +21,7 @@ FN size_t carve(Work *work, int64_t outputs, int64_t count, const int32_t *start
     Pool pool = {(char *)memory, 0};
     size_t n = (size_t)outputs, m = (size_t)count, wide = m > n ? m : n, dense = start == NULL;
     size_t entries = dense ? 0 : (size_t)start[m], long_rows = 0, few = dense ? 0 : m;
-    for (size_t i = 0; i < few; i++) long_rows += start[i + 1] - start[i] > 1;
+    for (size_t i = 0; i < few; i++) long_rows += start[i + 1] - start[i] != 1; /* an empty row has a place in the order too */
     size_t deep = search == CAFFNET_ACTIVE ? 1 : n + 1, paper = search == CAFFNET_PAPER ? n + 1 : 0;
     memset(work, 0, sizeof *work);
     Rows *s = &work->rows;

@@ -171,7 +171,7 @@ FN void differentiate(const CaffnetBatch *batch, const CaffnetGradients *to, int
         return;
     }
     (void)load_sample(batch, b, work);
-    s->direct.family = gradient_family(s);
+    s->direct.family = relaxed ? ANY : gradient_family(s);
     for (Index j = 0; j < n; j++) {
         v[j] = load(to->v, b * to->v_step + j, single);
         numbers = numbers && is_finite(v[j]);

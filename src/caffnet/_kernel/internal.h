@@ -32,7 +32,7 @@ enum { REJECTED = -1 };                 /* in place of a status */
 /* Two units in the last place: what one operation and the rounding of its input leave. */
 #define ROUNDING 0x1p-51
 /* Levels of soft rows that a gradient tells apart. */
-#define LEVELS 8
+#define LEVELS 16
 /* Lines of a factor that are worked on together. */
 #define FOUR 4
 /* Smaller sets are answered faster by the general method. */
@@ -153,7 +153,7 @@ typedef struct {
     double *give;              /* (m,) what each row is relaxed by anyway */
     double relax;              /* the relaxation at which the rows meet, in the user's units */
     double *level;             /* (m,) what each soft row of a RELAXED answer is relaxed by */
-    int8_t *tier;              /* (m,) the rows that determine the first level, the second, ...: their side times 1, 2, ... */
+    int8_t *tier;              /* (m,) the sides of the rows that determine the levels; of a gradient: their levels, 1, 2, ... */
     const char *soft;          /* (m,) 's' for soft rows, or NULL */
     int modest;                /* what soft rows demand has no say in the scale of a sample */
     double *conflict, *fine;   /* (m,) multipliers that prove a set empty, and their lower halves */

@@ -269,7 +269,7 @@ FN void differentiate_in_metric(const CaffnetBatch *batch, const CaffnetGradient
     }
     double *v = metric->z, *p = work->ordinary, *y = work->y, *apart = work->other, *q = white->other;
     (void)load_sample(&metric->batch, 0, white);
-    white->rows.direct.family = gradient_family(&white->rows);
+    white->rows.direct.family = relaxed ? ANY : gradient_family(&white->rows);
     for (Index j = 0; j < n; j++) {
         double f = load(batch->f, b * batch->f_step + j, single);
         v[j] = load(to->v, b * to->v_step + j, single);

@@ -53,12 +53,12 @@ FN int meaning_of_conflict(const Work *work) {
 }
 
 /* Leave the soft rows that determine the level `relax` there: those of the conflict, or whose bounds miss each other by
-   that much. They belong to tier `number`. How many soft rows are left. */
-FN Index fix_level(Work *work, double relax, int number, double size) {
+   that much. How many soft rows are left. */
+FN Index fix_level(Work *work, double relax, double size) {
     Index left = 0;
     for (Index i = 0; i < work->rows.m; i++) {
         double unit = work->unit[i], miss = work->low[i] - work->high[i];
-        if (work->conflict[i] != 0.0 && work->tier[i] == 0) work->tier[i] = (int8_t)(work->conflict[i] > 0.0 ? number : -number);
+        if (work->conflict[i] != 0.0 && work->tier[i] == 0) work->tier[i] = (int8_t)(work->conflict[i] > 0.0 ? 1 : -1);
         if (unit == 0.0) continue;
         if (work->conflict[i] == 0.0 && miss < 2.0 * relax * unit * (1.0 - work->t.search)) {
             left++;
@@ -79,12 +79,12 @@ FN double least_relaxation(const Work *work) {
 }
 
 /* Bring back the soft rows that need not give way by the first level, `relax`, at which all rows meet: level by level.
-   The number of rows of the face, as climb has it; the levels are in work->level, the rows that determine each in
-   work->tier. Where rounding is in the way, the rows that are left stay at the level before. */
+   The number of rows of the face, as climb has it; the levels are in work->level, the sides of the rows that determine
+   them in work->tier. Where rounding is in the way, the rows that are left stay at the level before. */
 FN Index settle_levels(Work *work, double relax, Index k) {
     double size = largest(work->g, work->rows.n) + largest(work->y, work->rows.n);
-    for (int number = 1; relax > 0.0 && number < 100; number++) {
-        if (fix_level(work, relax, number, size) == 0) break;
+    for (Index number = 0; relax > 0.0 && number < work->rows.m; number++) {
+        if (fix_level(work, relax, size) == 0) break;
         double before = relax;
         relax = least_relaxation(work);
         for (Index i = 0; i < work->rows.m; i++) work->conflict[i] = work->fine[i] = 0.0;
@@ -99,7 +99,7 @@ FN Index settle_levels(Work *work, double relax, Index k) {
     }
     for (Index i = 0; i < work->rows.m; i++) {
         if (!is_soft(work, i)) continue;
-        work->level[i] = work->give[i];
+        work->level[i] = work->give[i] + relax * work->unit[i];
         work->give[i] = 0.0;
     }
     return k;
@@ -144,25 +144,52 @@ typedef struct {
     double share[LEVELS];         /* of their lower bounds, and minus that of the upper ones */
 } Level;
 
-/* The levels of the active soft rows at y, as tiers 1, 2, ...; 0 for rows that do not give way. Their number. */
+/* The row that stands for all that are tied to row i. */
+FN Index leader_of(const Index *leader, Index i) {
+    while (leader[i] != i) i = leader[i];
+    return i;
+}
+
+/* Tie active rows that depend on each other: leader[i] leads to the same row for all of them. */
+FN void tie_rows(Work *work, const int8_t *active, Index *leader) {
+    const Rows *s = &work->rows;
+    Face *face = &work->face;
+    for (Index i = 0; i < s->m; i++) leader[i] = i;
+    for (Index i = 0; i < s->m; i++) {
+        double top = 1.0;
+        if (active[i] == 0 || face->held[i] != 0) continue;
+        (void)remainder_of(s, i, face);
+        in_rows(face, 0, face->d, face->r, s->n);
+        for (Index j = 0; j < face->k; j++) top = larger(top, fabs(face->r[j]));
+        for (Index j = 0; j < face->k; j++)
+            if (fabs(face->r[j]) > work->t.fine_rank * top) leader[leader_of(leader, face->rows[j])] = leader_of(leader, i);
+    }
+}
+
+/* The levels of the active soft rows at y, as tiers 1, 2, ...; 0 for rows that do not give way. Their number. Rows have one
+   level if they depend on each other and are exceeded by as much; conflicts beside each other have their own. */
 FN int find_tiers(Work *work, const int8_t *active, const double *y) {
     const Rows *s = &work->rows;
     double size = largest(y, s->n) + largest(work->g, s->n), level[LEVELS], room[LEVELS];
+    Index *leader = work->walk.after, first[LEVELS];
     int count = 0;
+    tie_rows(work, active, leader);
     for (Index i = 0; i < s->m; i++) {
         work->tier[i] = 0;
         if (active[i] == 0 || !is_soft(work, i)) continue;
-        double unit = users_unit(work, i), value = value_of(s, i, y), bound = active[i] > 0 ? s->high[i] : s->low[i];
-        double t = (double)active[i] * (value - bound) / unit;
+        double unit = users_unit(work, i), bound = active[i] > 0 ? s->high[i] : s->low[i];
+        double t = (double)active[i] * (value_of(s, i, y) - bound) / unit;
         double mine = 4.0 * (work->t.feasibility * (size + fabs(bound)) + work->t.underflow) / unit;
         if (!(t > mine)) continue;
+        Index lead = leader_of(leader, i);
         int tier = 0;
         mine += work->t.optimal * t; /* levels are found up to the rounding of all rows of a conflict */
-        while (tier < count && !(fabs(t - level[tier]) <= mine + room[tier])) tier++;
+        while (tier < count && (first[tier] != lead || fabs(t - level[tier]) > mine + room[tier])) tier++;
         if (tier == LEVELS) tier--;
         else if (tier == count) {
             level[tier] = t;
             room[tier] = mine;
+            first[tier] = lead;
             count++;
         }
         work->tier[i] = (int8_t)(tier + 1);

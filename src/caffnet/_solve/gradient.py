@@ -121,8 +121,10 @@ def _on_face(p: Problem, found: Answer, options: Options) -> Tensor:
         giving = is_kind(p.soft, SOFT, rows.device)[rows] & used & _relaxed(found)
         goal = (p.f if p.w is None else p.f + p.w).detach()
         y, goal = (torch.where(moved, t, 0.0) for t in (found.value, goal))
-        giving, group = _groups(giving, sides, full.detach(), chosen.detach(), y, goal)
-        levels = _Levels(giving, sides, lower, upper, group, factor(A.detach(), used).independent.unsqueeze(-1))
+        parts = factor(A.detach(), used)
+        giving, level, room = _exceeded(giving, sides, full.detach(), chosen.detach(), y, goal)
+        group = _groups(giving, level, room, A.detach() @ parts.pinv)
+        levels = _Levels(giving, sides, lower, upper, group, level - room, parts.independent.unsqueeze(-1))
         chosen = chosen + sides * levels.crossed
     bound = times_power(chosen, exponent)
     bound = torch.where(used & bound.isfinite(), bound, 0.0)
@@ -158,16 +160,26 @@ class _Levels:
         sides: of these rows.
         lower: their bounds.
         upper: their bounds.
-        group: the number of the level of each row, ``(B, k)``.
+        group: the slot that stands for the level of each row, ``(B, k)``.
+        least: by how much each row gives way at least, ``(B, k)``.
         independent: whether the rows of all slots are, ``(B, 1)``.
     """
 
-    def __init__(self, giving: Tensor, sides: Tensor, lower: Tensor, upper: Tensor, group: Tensor, independent: Tensor):
+    def __init__(
+        self,
+        giving: Tensor,
+        sides: Tensor,
+        lower: Tensor,
+        upper: Tensor,
+        group: Tensor,
+        least: Tensor,
+        independent: Tensor,
+    ):
         same = giving.unsqueeze(-1) & giving.unsqueeze(-2) & (group.unsqueeze(-1) == group.unsqueeze(-2))
         miss = torch.where(giving & (lower > upper), (lower - upper) / 2, 0.0)
         top = torch.where(same, miss.unsqueeze(-2), 0.0)
         top = top.amax(-1) if top.shape[-1] else miss
-        known = giving & (independent | (top > 0))
+        known = giving & (independent | (top > least))
         self.crossed = torch.where(known, top, 0.0)
         self.free, self.sides, self.group = giving & ~known, sides, group
 
@@ -181,10 +193,10 @@ class _Levels:
         return torch.cat([A, columns], -1), torch.nn.functional.pad(g, (0, k))
 
 
-def _groups(
+def _exceeded(
     giving: Tensor, sides: Tensor, rows: Tensor, chosen: Tensor, y: Tensor, goal: Tensor
-) -> tuple[Tensor, Tensor]:
-    """The rows that give way at the points y, and the number of the level of each, from 0 on: both ``(B, k)``.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The rows that give way at the points y, by how much, and how well that is known: each ``(B, k)``.
 
     Args:
         giving: which rows may give way, ``(B, k)``.
@@ -199,15 +211,34 @@ def _groups(
     size = rows.abs().sum(-1) * largest + chosen.abs()
     room = 4 * (tolerance.feasibility(y.dtype, y.shape[-1]) * size + tolerance.underflow(y.dtype))
     giving = giving & (level > room)
-    if level.shape[-1] == 0:
-        return giving, level.long()
     level = torch.where(giving, level, 0.0)
-    room = room + tolerance.optimal(y.dtype) * level  # levels are found up to the rounding of all rows of a conflict
-    order = level.argsort(-1, descending=True)
-    sorted_level, sorted_room = level.gather(-1, order), room.gather(-1, order)
-    fresh = sorted_level[..., :-1] - sorted_level[..., 1:] > sorted_room[..., :-1] + sorted_room[..., 1:]
-    number = torch.nn.functional.pad(fresh.long().cumsum(-1), (1, 0))
-    return giving, torch.zeros_like(number).scatter(-1, order, number)
+    return giving, level, room + tolerance.optimal(y.dtype) * level  # of the rounding of all rows of a conflict
+
+
+def _groups(giving: Tensor, level: Tensor, room: Tensor, coefficients: Tensor) -> Tensor:
+    """The first slot among the rows of the same level, ``(B, k)``.
+
+    Rows have one level if they depend on each other and are exceeded by as much; conflicts beside each other have their
+    own.
+
+    Args:
+        giving: which rows give way, ``(B, k)``.
+        level: by how much.
+        room: how well that is known.
+        coefficients: of each row on the independent ones, ``(B, k, k)``.
+    """
+    k = giving.shape[-1]
+    if k == 0:
+        return giving.long()
+    own = torch.eye(k, dtype=torch.bool, device=giving.device)
+    noise = tolerance.fine_rank(k) * coefficients.abs().amax(-1, keepdim=True).clamp_min(1.0)
+    tied = (coefficients.abs() > noise) | own
+    tied = tied | tied.mT
+    for _ in range(k.bit_length()):  # ties of ties
+        tied = tied.to(level.dtype) @ tied.to(level.dtype) > 0
+    equal = (level.unsqueeze(-1) - level.unsqueeze(-2)).abs() <= room.unsqueeze(-1) + room.unsqueeze(-2)
+    same = (tied & equal & giving.unsqueeze(-1) & giving.unsqueeze(-2)) | own
+    return same.to(torch.int8).argmax(-1)
 
 
 def _relaxed(found: Answer) -> Tensor:
