@@ -187,8 +187,8 @@ MUTANTS = {
     ),
     "the level does not move with the bounds": (
         "_kernel/soft.c",
-        "level.q = -tau / rate;",
-        "level.q = 0.0;",
+        "level.s[c] = right[c] / small[c][c];",
+        "level.s[c] = 0.0;",
         "test_soft_rows.py::test_a_level_moves_with_the_bounds_that_set_it",
     ),
     "strict looks at hard rows no more where soft ones gave way": (

@@ -135,13 +135,13 @@ def test_least_violation_within_the_limits_is_no_clipped_compromise():
 
 
 def test_the_rows_told_are_those_of_the_input_taken():
-    """u1 >= 1.5 gives way by 0.5 where u1 <= 1; if the limit gave way too, by 0.25, and then u2 >= 0.4 would matter."""
+    """u1 >= 1.5 gives way by 0.5, as the limit u1 <= 1 is hard; u2 >= 0.4 can be kept, and is."""
     still = ControlAffine(2, 2, None, lambda x: torch.eye(2, dtype=x.dtype))
     barrier = FunctionBarrier(lambda x: x - torch.tensor([1.5, 0.4], dtype=x.dtype), names=["u1", "u2"])
     safe = BarrierConstraint(still, barrier, inputs=AffineSet.box(-1.0, 1.0, dim=2))
     answer = SafetyFilter(lambda x: torch.zeros(2), safe, on_infeasible="nearest").project(torch.zeros(2))
-    assert answer.value.tolist() == pytest.approx([1.0, 0.0])
-    assert answer.active[:2].tolist() == [1, 0]
+    assert answer.value.tolist() == pytest.approx([1.0, 0.4])
+    assert answer.active[:2].tolist() == [1, 1]
 
 
 @pytest.mark.parametrize("strict", [False, True])

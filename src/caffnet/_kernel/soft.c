@@ -54,7 +54,7 @@ FN int meaning_of_conflict(const Work *work) {
 
 /* Leave the soft rows that determine the level `relax` there: those of the conflict, or whose bounds miss each other by
    that much. How many soft rows are left. */
-FN Index fix_level(Work *work, double relax, double size) {
+FN Index fix_level(Work *work, double relax) {
     Index left = 0;
     for (Index i = 0; i < work->rows.m; i++) {
         double unit = work->unit[i], miss = work->low[i] - work->high[i];
@@ -64,7 +64,7 @@ FN Index fix_level(Work *work, double relax, double size) {
             left++;
             continue;
         }
-        work->give[i] = relax * unit + work->t.search * size;
+        work->give[i] = relax * unit;
         work->unit[i] = 0.0;
     }
     return left;
@@ -84,12 +84,18 @@ FN double least_relaxation(const Work *work) {
 FN Index settle_levels(Work *work, double relax, Index k) {
     double size = largest(work->g, work->rows.n) + largest(work->y, work->rows.n);
     for (Index number = 0; relax > 0.0 && number < work->rows.m; number++) {
-        if (fix_level(work, relax, size) == 0) break;
+        if (fix_level(work, relax) == 0) break;
         double before = relax;
-        relax = least_relaxation(work);
-        for (Index i = 0; i < work->rows.m; i++) work->conflict[i] = work->fine[i] = 0.0;
-        k = climb(work, work->g, work->y, &relax, NULL);
-        if (k >= 0 && relax <= before) continue;
+        int found = 0;
+        for (int again = 0; again < 2 && !found; again++) {
+            for (Index i = 0; again > 0 && i < work->rows.m; i++) /* rows that meet up to rounding are given that much */
+                if (is_soft(work, i) && work->unit[i] == 0.0) work->give[i] += work->t.search * size;
+            for (Index i = 0; i < work->rows.m; i++) work->conflict[i] = work->fine[i] = 0.0;
+            relax = least_relaxation(work);
+            k = climb(work, work->g, work->y, &relax, NULL);
+            found = k >= 0 && relax <= before;
+        }
+        if (found) continue;
         for (Index i = 0; i < work->rows.m; i++) {
             work->give[i] += before * work->unit[i];
             work->unit[i] = 0.0;
