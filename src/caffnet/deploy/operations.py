@@ -111,7 +111,7 @@ def refuse_random(target: Any) -> None:
 
 
 class Operations:
-    """What the operations of a graph do to places.
+    """Changes of places by the operations of a graph.
 
     Args:
         program: gets the assignments.
