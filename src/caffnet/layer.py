@@ -17,7 +17,7 @@ from caffnet._solve.problem import Options, check_options
 from caffnet._solve.tracing import in_transform, is_compiling, is_concrete, is_exporting_plain, may_branch, no_autocast
 from caffnet.constraints import EQUAL, AffineSet, ArrayLike, Softness, joint_shape, row_names
 from caffnet.errors import ConstraintError, DtypeError
-from caffnet.projection import Projection, project_checked, validate
+from caffnet.projection import Projection, solve_checked, validate
 
 Constraint: TypeAlias = AffineSet | Prepared | Callable[[Any], AffineSet | Prepared]
 NullVector: TypeAlias = Tensor | Callable[[Tensor], Tensor] | None
@@ -131,7 +131,7 @@ class CAffine(nn.Module):
         `w` may be a function: it is asked for w ``(..., n)`` with a mask ``(...)`` of the samples for which it may
         matter, those whose `f` is not feasible (all of them in graphs, with `strict` or with equalities).
         """
-        return f if self.passes else self.project(f, w, x=x).value
+        return f if self.passes else self._solve(f, w, x)[0]
 
     @property
     def passes(self) -> bool:
@@ -140,6 +140,10 @@ class CAffine(nn.Module):
 
     def project(self, f: Tensor, w: NullVector = None, *, x: Any = None) -> Projection:
         """As `forward`, with diagnostics: status, active rows, violation."""
+        return Projection(*self._solve(f, w, x))
+
+    def _solve(self, f: Tensor, w: NullVector, x: Any) -> tuple[Tensor, Tensor, Tensor, str, AffineSet, Tensor | None]:
+        """The fields of a `Projection`."""
         constraints, options = self._constraints(x), self._options
         self._check(f, constraints)
         if callable(w):
@@ -152,14 +156,15 @@ class CAffine(nn.Module):
         if self.null_limit is not None and w is not None:
             w = limit_null(f, w, constraints, options, self.null_limit)
         if not self.warm_start or is_compiling():
-            return project_checked(f, constraints, w, options)
+            return solve_checked(f, constraints, w, options)
         m = (constraints.set if isinstance(constraints, Prepared) else constraints).m
         before = self._rows_before
         fits = before is not None and before.shape == (*f.shape[:-1], m) and before.device == f.device
-        answer = project_checked(f, constraints, w, options, before if fits else None)
-        if is_concrete(answer.active) and not in_transform():  # what a transform maps over must not leave it
-            self._rows_before = answer.active
-        return answer
+        fields = solve_checked(f, constraints, w, options, before if fits else None)
+        active = fields[2]
+        if is_concrete(active) and not in_transform():  # what a transform maps over must not leave it
+            self._rows_before = active
+        return fields
 
     def set_at(self, x: Any = None) -> AffineSet:
         """The constraints that hold for the input `x`."""
@@ -335,7 +340,7 @@ def limit_null(f: Tensor, w: Tensor, constraints: AffineSet | Prepared, options:
     set, _ = validate(f, constraints, w, options)
     plain = Options(search="active", on_infeasible="nearest", budget=options.budget)
     with no_autocast(f.device.type):
-        limit = share * _length(f - project_checked(f, set, None, plain).value)
+        limit = share * _length(f - solve_checked(f, set, None, plain)[0])
         size = _length(w)
         over = (size > limit) & size.isfinite()
         return w * torch.where(over, limit / torch.where(over, size, 1.0), 1.0)

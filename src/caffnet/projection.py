@@ -251,6 +251,13 @@ def project_checked(
     f: Tensor, set: AffineSet | Prepared, w: Tensor | None, options: Options, start: Tensor | None = None
 ) -> Projection:
     """`project` with options that are checked already."""
+    return Projection(*solve_checked(f, set, w, options, start))
+
+
+def solve_checked(
+    f: Tensor, set: AffineSet | Prepared, w: Tensor | None, options: Options, start: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor, str, AffineSet, Tensor | None]:
+    """The fields of a `Projection`: who needs the value alone saves the object."""
     constraints, batch = validate(f, set, w, options)
     slacks = constraints.slacks
     if is_exporting_plain():
@@ -260,14 +267,12 @@ def project_checked(
     else:
         search = choose_search(constraints.row_kinds, constraints.n + slacks, options.search, options.budget)
     options = options.searching(search)
-    soft = soft_rows(constraints, options)
-    problem = flatten(constraints, f, w, batch, soft)
+    problem = flatten(constraints, f, w, batch, soft_rows(constraints, options))
     if slacks:
         problem = price_slacks(problem, constraints, batch)
     if start is not None:
         start = start_lines(start, batch, constraints.m)
-    answer = differentiable.answer(problem, options, start)
-    value, status, active = answer.value, answer.status, answer.active
+    value, status, active, _ = differentiable.answer(problem, options, start)
     if slacks:
         value, given = value[..., : constraints.n], value[..., constraints.n :].detach()
         answered = (status != int(Status.INFEASIBLE)) & (status != int(Status.INVALID))
@@ -275,7 +280,7 @@ def project_checked(
     if len(batch) != 1:
         value, status, active = shaped(value, batch), shaped(status, batch), shaped(active, batch)
     nearest = w is None and options.norm == 2 and search in ("full", "active")
-    return Projection(value, status, active, search, constraints, f if nearest else None)
+    return value, status, active, search, constraints, f if nearest else None
 
 
 def shaped(t: Tensor, batch: torch.Size) -> Tensor:
@@ -315,18 +320,17 @@ def validate(
             raise DtypeError(f"w must match f ({f.dtype} on {f.device}), got {w.dtype} on {w.device}.")
         if w.shape[:-1] != batch and not _broadcasts(w.shape[:-1], batch):
             raise ConstraintError(f"w must have the shape of f {tuple(f.shape)}, got {tuple(w.shape)}.")
-    metric, soft = fitting.metric is not None, fitting.softness is not None
     if is_jit_tracing():
         raise ConstraintError(
             "torch.jit.trace would keep the search of its one example: use torch.export, or torch.onnx.export with "
             "dynamo=True."
         )
-    if metric and (options.norm != 2 or options.search == "paper"):
+    if fitting.metric is not None and (options.norm != 2 or options.search == "paper"):
         raise ConstraintError(
             f"A metric says which point is nearest: with norm={options.norm:g} and search={options.search!r} it cannot "
             'be combined. Use norm=2 and search="full", or a set without a metric.'
         )
-    if soft and (options.norm != 2 or options.search == "paper") and fitting.slacks:
+    if fitting.slacks and (options.norm != 2 or options.search == "paper"):
         raise ConstraintError(
             f"The weight of a soft row prices a squared distance: with norm={options.norm:g} and "
             f"search={options.search!r} it cannot be combined. Use norm=2 and another search, or soft rows without a "
@@ -445,25 +449,26 @@ def _weighted_rows(set: AffineSet, device: torch.device) -> Tensor:
 def flatten(set: AffineSet, f: Tensor, w: Tensor | None, batch: torch.Size, soft: str = "") -> Problem:
     """One sample per line; what all samples share stays shared. `soft` is that of `Problem`."""
     A, lower, upper, metric = set.A, set.lower, set.upper, set.metric
-    m, n = A.shape if A.ndim == 2 else A.shape[-2:]
-
-    def lines(t: Tensor, *core: int) -> Tensor:
-        if not batch:
-            return t.unsqueeze(0)
-        if len(batch) == 1 and t.ndim == 1 + len(core) and t.shape[0] == batch[0]:
-            return t
-        # -1 keeps the batch size open while a graph is traced; it is ambiguous for empty tensors only.
-        return t.expand(*batch, *core).reshape(batch.numel() if 0 in (*core, *batch) else -1, *core)
-
     return Problem(
-        lines(f, n),
-        None if w is None else lines(w, n),
-        A if A.ndim == 2 else lines(A, m, n),
-        lower if lower.ndim == 1 else lines(lower, m),
-        upper if upper.ndim == 1 else lines(upper, m),
-        metric if metric is None or metric.ndim == 2 else lines(metric, *metric.shape[-2:]),
+        _lines(f, batch, 1),
+        None if w is None else _lines(w, batch, 1),
+        A if A.ndim == 2 else _lines(A, batch, 2),
+        lower if lower.ndim == 1 else _lines(lower, batch, 1),
+        upper if upper.ndim == 1 else _lines(upper, batch, 1),
+        metric if metric is None or metric.ndim == 2 else _lines(metric, batch, 2),
         set.row_kinds,
         set.labels,
         tuple(batch),
         soft,
     )
+
+
+def _lines(t: Tensor, batch: torch.Size, core: int) -> Tensor:
+    """One sample per line, of its last `core` axes each."""
+    if not batch:
+        return t.unsqueeze(0)
+    if len(batch) == 1 and t.ndim == 1 + core and t.shape[0] == batch[0]:
+        return t
+    axes = t.shape[-core:]
+    # -1 keeps the batch size open while a graph is traced; it is ambiguous for empty tensors only.
+    return t.expand(*batch, *axes).reshape(batch.numel() if 0 in (*axes, *batch) else -1, *axes)

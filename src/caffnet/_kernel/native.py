@@ -137,13 +137,11 @@ def _step(t: Tensor, core: int) -> int:
     return t.stride(0) if t.ndim > core and t.shape[0] > 1 else 0
 
 
-def _array(t: Tensor | None, core: int) -> tuple[Any, int, int]:
-    """A tensor as `lines` has it, its step and its address; zeros for None."""
-    if t is None:
-        return None, 0, 0
+def _array(t: Tensor, core: int) -> tuple[Tensor, int, int]:
+    """A tensor as `lines` has it, its step and its address."""
     if t.is_neg() or not t.is_contiguous():
         t = lines(t, core)
-    return t, _step(t, core) if t.ndim > core else 0, t.data_ptr()
+    return t, 0 if t.ndim == core else _step(t, core), t.data_ptr()
 
 
 class Batch:
@@ -160,11 +158,13 @@ class Batch:
         keep: bool = False,
     ):
         starts, columns, A = sparse.entries(p.A) if sparse.is_sparse(p.A) else (None, None, p.A)
-        (f, f_step, f_at), (w, w_step, w_at) = _array(p.f, 1), _array(p.w, 1)
+        f, f_step, f_at = _array(p.f, 1)
+        w, w_step, w_at = (None, 0, 0) if p.w is None else _array(p.w, 1)
         A, A_step, A_at = _array(A, 2)
-        (lower, lower_step, lower_at), (upper, upper_step, upper_at) = _array(p.lower, 1), _array(p.upper, 1)
-        metric, metric_step, metric_at = _array(p.metric, 2)
-        self.samples, self.n = p.f.shape
+        lower, lower_step, lower_at = _array(p.lower, 1)
+        upper, upper_step, upper_at = _array(p.upper, 1)
+        metric, metric_step, metric_at = (None, 0, 0) if p.metric is None else _array(p.metric, 2)
+        self.samples, self.n = f.shape
         self.m, self.search = len(p.row_kinds), SEARCHES[options.search]
         self._starts, self.entries = starts, None if starts is None else A.shape[0]
         self.size = self.m * self.n if self.entries is None else self.entries  # numbers in a matrix: a measure of work
@@ -261,14 +261,12 @@ class Batch:
 
 def empty_answer(f: Tensor, m: int, search: str) -> Answer:
     """Room for the answers of a batch."""
-    samples, n = f.shape
-    at = f.device
-    choice = torch.empty(samples, n, dtype=torch.int32, device=at) if search == "paper" else None
+    (samples, n), at, int8 = f.shape, f.device, torch.int8
     return Answer(
-        torch.empty_like(f, memory_format=torch.contiguous_format),
-        torch.empty(samples, dtype=torch.int8, device=at),
-        torch.empty(samples, m, dtype=torch.int8, device=at),
-        choice,
+        torch.empty_like(f) if f.is_contiguous() else torch.empty_like(f, memory_format=torch.contiguous_format),
+        torch.empty(samples, dtype=int8, device=at),
+        torch.empty(samples, m, dtype=int8, device=at),
+        torch.empty(samples, n, dtype=torch.int32, device=at) if search == "paper" else None,
     )
 
 
