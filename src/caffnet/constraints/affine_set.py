@@ -9,7 +9,6 @@ Nothing here knows how a point of the set is found; what is enforced is measured
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -220,7 +219,7 @@ class AffineSet:
         """The device of the data."""
         return self._A.device
 
-    @functools.cached_property
+    @property
     def batch_shape(self) -> torch.Size:
         """The leading axes: one set per index. Empty for a set that all samples share."""
         axes = torch.Size() if self._metric is None else self._metric.shape[:-2]
