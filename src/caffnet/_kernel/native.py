@@ -147,6 +147,11 @@ def _array(t: Tensor, core: int) -> tuple[Tensor, int, int]:
 class Batch:
     """A CaffnetBatch with the tensors whose addresses it holds."""
 
+    __slots__ = (
+        *("samples", "n", "m", "search", "entries", "size", "metric", "cancel", "kept", "packed"),
+        *("_starts", "_key"),
+    )
+
     def __init__(
         self,
         p: Problem,

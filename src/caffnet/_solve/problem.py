@@ -55,7 +55,7 @@ class Options:
         """The same options with a definite search."""
         if search == self.search:
             return self
-        return check_options(search, self.norm, self.strict, self.on_infeasible, self.gradient, self.budget)
+        return Options(search, self.norm, self.strict, self.on_infeasible, self.gradient, self.budget)
 
 
 @remember

@@ -65,8 +65,8 @@ def gradient(
     """Gradients for f, w, A, lower, upper and the metric, where `wanted`, by the kernel."""
     if is_compiling() or not are_concrete((v, *problem.tensors)):
         tensors = (v, *problem.tensors, answer.value, answer.status, answer.active)
-        found = torch.ops.caffnet.gradient(*tensors, list(wanted), *pack(problem, options))
-        return tuple(t if want else None for t, want in zip(found, wanted, strict=True))
+        found = iter(torch.ops.caffnet.gradient(*tensors, list(wanted), *pack(problem, options)))
+        return tuple(next(found) if want else None for want in wanted)
     device = problem.f.device
     if problem.f.is_cpu:
         return native.gradient(v, problem, answer, options, wanted)
@@ -162,8 +162,7 @@ _operations = torch.library.Library("caffnet", "DEF")
 SOLVE_SCHEMA = f"solve({_TENSORS}, {_PACKED}) -> (Tensor, Tensor, Tensor)"
 _operations.define(SOLVE_SCHEMA)
 _operations.define(
-    f"gradient(Tensor v, {_TENSORS}, Tensor value, Tensor status, Tensor active, bool[] wanted, {_PACKED}) "
-    "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
+    f"gradient(Tensor v, {_TENSORS}, Tensor value, Tensor status, Tensor active, bool[] wanted, {_PACKED}) -> Tensor[]"
 )
 
 
@@ -180,18 +179,15 @@ def _solve_shapes(*given: Any):
 
 
 def _gradient_op(v: Tensor, *more: Any):
-    """`gradient` as one operation; what is not wanted is empty."""
+    """`gradient` as one operation, of those that are wanted."""
     value, status, active, wanted, *packed = more[6:]
     problem, options = unpack(more[:6], *packed)
     found = gradient(v, problem, Answer(value, status, active), options, tuple(wanted))
-    return tuple(v.new_empty(0) if t is None else t for t in found)
+    return [t for t in found if t is not None]
 
 
 def _gradient_shapes(v: Tensor, *more: Any):
-    return tuple(
-        t.new_empty(t.shape) if want and t is not None else v.new_empty(0)
-        for t, want in zip(more[:6], more[9], strict=True)
-    )
+    return [t.new_empty(t.shape) for t, want in zip(more[:6], more[9], strict=True) if want]
 
 
 for _device in ("CPU", "CUDA"):

@@ -35,7 +35,7 @@ from caffnet.constraints.rows import (
     read_labels_again,
     row_names,
 )
-from caffnet.constraints.shapes import joint_shape, stack_bounds
+from caffnet.constraints.shapes import NO_AXES, joint_shape, stack_bounds
 from caffnet.constraints.softness import HARD, SOFT, SOFT_IF_NEAREST, WEIGHTED, Softness, join_softness
 from caffnet.errors import ConstraintError, DtypeError
 
@@ -222,7 +222,7 @@ class AffineSet:
     @property
     def batch_shape(self) -> torch.Size:
         """The leading axes: one set per index. Empty for a set that all samples share."""
-        axes = torch.Size() if self._metric is None else self._metric.shape[:-2]
+        axes = NO_AXES if self._metric is None else self._metric.shape[:-2]
         if self._softness is not None and self._softness.weight is not None:
             axes = joint_shape(axes, self._softness.weight.shape[:-1])
         if self._A.ndim == 2 and self._lower.ndim == 1 and self._upper.ndim == 1:

@@ -7,14 +7,14 @@ from torch import Tensor
 
 from caffnet._solve.tracing import is_compiling
 
-_NONE = torch.Size(())
+NO_AXES = torch.Size(())
 
 
 def joint_shape(*shapes: torch.Size) -> torch.Size:
     """`torch.broadcast_shapes`, which takes longer than a small projection, only where shapes differ."""
     if is_compiling():
         return torch.broadcast_shapes(*shapes)
-    first = _NONE
+    first = NO_AXES
     for shape in shapes:
         if shape and shape != first:
             if first:
