@@ -422,6 +422,20 @@ def test_forecasts_train_and_their_targets_travel_with_the_batch():
     assert problem.loss(model, problem.train[:5]).cost.item() == pytest.approx(expected.item())
 
 
+@needs_data
+def test_rayen_keeps_forecasts_that_are_positive_and_mends_the_others():
+    config = resolve("forecast-wiki2", "rayen", 1, "ours", {"hidden": 8})
+    problem = build_problem(config)
+    model = build_model(config, problem)
+    z = problem.nominal_at(problem.test)
+    rows = problem.build_set(problem.test)
+    y, inside = model.enforce(z, rows), (rows.violation(z) == 0).all(-1)
+    assert inside.any()
+    assert not inside.all()
+    torch.testing.assert_close(y[inside], z[inside], rtol=1e-9, atol=1e-9 * float(z.abs().max()))
+    assert rows.violation(y).max() < 1e-9 * float(z.abs().max())
+
+
 # ---------------------------------------------------------------------------------------------------- driving
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from caffnet import CAffNet, FeedForward, Transformer
-from caffnet.methods import DC3, FSNet, HardNet, Soft
+from caffnet.methods import DC3, RAYEN, FSNet, HardNet, Soft
 from caffnet_lab.experiments.config import ConfigError, RunConfig
 from caffnet_lab.experiments.problem import Problem
 from caffnet_lab.experiments.specific_null import SpecificNull
@@ -34,6 +34,9 @@ def build_model(config: RunConfig, problem: Problem, *, strict: bool = False) ->
         model = DC3(_feedforward(config, problem), problem.constraint, lr=problem.correction_rate)
     elif method == "fsnet":
         model = FSNet(_feedforward(config, problem), problem.constraint)
+    elif method == "rayen":
+        # Without the learned map of its paper: a point of the set stays where it is, as with all other methods.
+        model = RAYEN(_feedforward(config, problem), problem.build_set(problem.train), create_map=False)
     elif method in ("post-hoc", "orthogonal"):
         f = _feedforward(config, problem)
         model = CAffNet(f, problem.enforced(config.search), search=config.search, **options)

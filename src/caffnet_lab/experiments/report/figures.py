@@ -32,7 +32,7 @@ COLOURS = {
         "direction": "#777777",
         "sequential": "#444444",
     },
-    **{"orthogonal": "#8B2500", "dc3": "#009E73", "fsnet": "#F0E442"},
+    **{"orthogonal": "#8B2500", "dc3": "#009E73", "fsnet": "#F0E442", "rayen": "#44AA99"},
     "nn": "#E69F00",
     "hardnet": "#0072B2",
     "caffnet-ff": "#D55E00",

@@ -28,6 +28,7 @@ TITLES = {
     "hardnet": "HardNet",
     "dc3": "DC3",
     "fsnet": "FSNet",
+    "rayen": "RAYEN",
     "orthogonal": "CAffNet without w",
     "caffnet-ff": "CAffNet-FF",
     "caffnet-ff-lite": "CAffNet-FF (Lite)",
