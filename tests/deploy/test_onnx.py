@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from caffnet.control import (
     Unicycle,
     linear,
 )
+from caffnet.deploy import onnx as writer
 from caffnet.deploy import onnx_library, to_onnx
 
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -256,3 +258,24 @@ def test_a_graph_without_the_library_says_what_is_missing(tmp_path: Path):
     path = to_onnx(case("fixed"), tmp_path / "net.onnx")
     with pytest.raises(Exception, match="caffnet"):
         onnxruntime.InferenceSession(str(path))
+
+
+def test_a_file_that_answers_otherwise_than_torch_is_refused_and_removed(tmp_path, monkeypatch):
+    translations = writer._translations
+
+    def doubled():
+        from onnxscript import opset18
+
+        ((operation, solve),) = translations().items()
+
+        @functools.wraps(solve)
+        def wrong(f, *rest, **more):
+            return solve(opset18.Add(f, f), *rest, **more)
+
+        return {operation: wrong}
+
+    monkeypatch.setattr(writer, "_translations", doubled)
+    layer = CAffine(AffineSet.box(-1.0, 1.0, dim=2).to(torch.float64))
+    with pytest.raises(ConstraintError, match="the value in ONNX Runtime"):
+        to_onnx(layer, tmp_path / "wrong.onnx")
+    assert not (tmp_path / "wrong.onnx").exists()

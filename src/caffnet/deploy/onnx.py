@@ -10,9 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from caffnet import tolerance
 from caffnet._kernel import native
 from caffnet._solve.problem import is_diagonal
 from caffnet._solve.tracing import plain_operations
+from caffnet.deploy.checking import refuse_difference
 from caffnet.deploy.program import Source, Traced, layer_of, read_source, samples_of
 from caffnet.errors import ConstraintError
 
@@ -34,6 +36,7 @@ def to_onnx(model: Source, path: str | Path, *, operators: str = "caffnet", inpu
     Returns:
         The path. The graph takes ``x`` (a `CAffNet`), ``f`` (a layer or set), or ``f`` and ``x`` (a layer whose rows
         depend on x), with any batch, and gives ``value`` ``(B, n)``, ``status`` ``(B,)`` and ``violation`` ``(B,)``.
+        Where ONNX Runtime is installed, the file is run at the samples and compared with torch.
 
     Raises:
         ConstraintError: the graph would not behave as the model does; the message says what to choose.
@@ -68,7 +71,37 @@ def to_onnx(model: Source, path: str | Path, *, operators: str = "caffnet", inpu
     assert written is not None
     written.model.metadata_props["caffnet_operators"] = operators
     written.save(str(path))
+    try:
+        _compare_in_runtime(Path(path), traced)
+    except ConstraintError:
+        Path(path).unlink()
+        raise
     return Path(path)
+
+
+def _compare_in_runtime(path: Path, traced: Traced) -> None:
+    """Refuse a file whose values differ from those of torch at the samples, if ONNX Runtime is installed.
+
+    Torch may be right on either side of a jump, so its values at inputs that differ by rounding count too. A status is
+    not compared: on a boundary, rounding decides it.
+    """
+    try:
+        import onnxruntime
+    except ImportError:
+        return
+    x, given = traced.arguments[0], traced.arguments
+    expected = traced.try_answers(given)
+    if expected is None:
+        return
+    options = onnxruntime.SessionOptions()
+    options.register_custom_ops_library(str(onnx_library()))
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    named = {name: t.detach().cpu().numpy() for name, t in zip(traced.names, given, strict=True)}
+    value = torch.from_numpy(session.run(["value"], named)[0]).to(x.device)
+    step = tolerance.exported(x.dtype)
+    moved = (traced.try_answers([t + sign * step * t.abs().clamp_min(1) for t in given]) for sign in (1, -1))
+    sides = [side[:1] for side in moved if side is not None]
+    refuse_difference([value], expected[:1], x, "the value in ONNX Runtime", sides)
 
 
 def onnx_library() -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -152,7 +152,7 @@ class Traced:
     names: tuple[str, ...]
 
     def __init__(self, model: CAffNet | CAffine, inputs: Tensor | None, plain: bool = False):
-        x = samples_of(model, inputs)
+        self._model, x = model, samples_of(model, inputs)
         x = torch.cat([x, x]) if len(x) == 1 else x  # torch.export takes a single sample for a batch of one for ever
         if isinstance(model, CAffNet):
             self.module, self.arguments, self.names = _Model(model), (x,), ("x",)
@@ -170,7 +170,7 @@ class Traced:
             for node in self.program.graph.nodes:
                 refuse_random(node.target)
             if not (plain or self.straight):
-                self._check(layer)
+                self._check()
         finally:
             model.train(training)
 
@@ -218,16 +218,26 @@ class Traced:
         compare(traced.module(), lambda states: rows_at(layer, states), x, "the rows")
         return False
 
-    def _check(self, layer: CAffine) -> None:
+    def _check(self) -> None:
         """Compare the graph with the model at the samples, unless one of them has no answer and raises."""
+        expected = self.try_answers(self.arguments)
+        if expected is not None:
+            found = self.program.module()(*self.arguments)
+            refuse_difference(found, expected, self.arguments[0], "value, status and violation")
+
+    def try_answers(self, arguments: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Value, status and violation by torch, without a warm start; None if one sample has no answer and raises."""
+        layer, training = layer_of(self._model), self._model.training
         warm, layer.warm_start = layer.warm_start, False
+        self.module.eval()
         try:
-            found, expected = self.program.module()(*self.arguments), self.answers()
+            with torch.no_grad():
+                return self.module(*arguments)
         except ConstraintError:
-            return
+            return None
         finally:
             layer.warm_start = warm
-        refuse_difference(found, expected, self.arguments[0], "value, status and violation")
+            self._model.train(training)
 
     def answers(self) -> tuple[Tensor, Tensor, Tensor]:
         """Value, status and violation at the samples, by torch."""
