@@ -93,7 +93,7 @@ MUTANTS = {
     # the search
     "a dropped multiplier": (
         "_kernel/dual.c",
-        "double rate = sign * (double)face->sides[j] * face->r[j];",
+        "double rate = sign * face->sides[j] * face->r[j];",
         "double rate = -1.0;",
         PROJECTION,
     ),

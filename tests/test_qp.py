@@ -124,8 +124,11 @@ def test_strictly_convex_problems_of_maros_and_meszaros(name: str):
     assert (P @ y + q + A.mT @ multipliers).abs().amax() <= 1e-9
     above, below = multipliers.clamp_min(0), multipliers.clamp_max(0)
     assert not above[high == INF].any() and not below[low == -INF].any()
-    paid = (above * high.nan_to_num(0, 0, 0)).sum() + (below * low.nan_to_num(0, 0, 0)).sum()
-    assert (y @ P @ y + q @ y + paid).abs() <= 1e-9
+    # In long double: the terms of one problem add up to 2e7, whose last digit in float64 is 4e-9.
+    Pl, ql, yl, up, down, top, bottom = (
+        t.nan_to_num(0, 0, 0).numpy().astype(np.longdouble) for t in (P, q, y, above, below, high, low)
+    )
+    assert abs(yl @ Pl @ yl + ql @ yl + up @ top + down @ bottom) <= 1e-9
 
 
 # ------------------------------------------------------------------------------------------------ singular or zero

@@ -87,7 +87,7 @@ FN int is_nearest(Work *work, const double *g) {
     Index n = s->n, k = face->k;
     double *lambda = face->multiplier, *y = work->y, bound = 0.0;
     multipliers(s, face, 0, g, y);
-    for (Index j = 0; j < k; j++) lambda[j] = (j < face->base ? lambda[j] : larger(lambda[j], 0.0)) * (double)face->sides[j];
+    for (Index j = 0; j < k; j++) lambda[j] = (j < face->base ? lambda[j] : larger(lambda[j], 0.0)) * face->sides[j];
     for (Index c = 0; c < n; c++) {
         Pair sum = {0.0, 0.0};
         for (Index j = 0; j < k; j++)
@@ -425,7 +425,7 @@ FN int into_range(Work *work, CaffnetProof *proof) {
         }
         if (!s->boxed) multipliers(s, face, 0, work->g, work->y);
         for (Index j = 0; !s->boxed && j < face->k; j++)
-            work->conflict[face->rows[j]] = face->multiplier[j] * (double)face->sides[j];
+            work->conflict[face->rows[j]] = face->multiplier[j] * face->sides[j];
         *proof = prove(work);
         if (proof->gap < 0.0 && times_power(proof->radius, -s->shift) > limit) return meaning_of_conflict(work);
         for (Index j = 0; j < s->n; j++) work->f[j] = work->g[j] = larger(smaller(work->y[j], scaled), -scaled);

@@ -26,14 +26,14 @@ FN void multipliers(const Rows *s, Face *face, Index base, const double *g, cons
     if (s->direct.family != ANY) {
         for (Index j = 0; j < s->n; j++) face->z[j] = g[j] - y[j];
         direct_coefficients(s, face->held, face->z, face->left);
-        for (Index j = 0; j < face->k; j++) face->multiplier[j] = face->left[face->rows[j]] * (double)face->sides[j];
+        for (Index j = 0; j < face->k; j++) face->multiplier[j] = face->left[face->rows[j]] * face->sides[j];
         return;
     }
     along_all(face, g, face->d, s->n);
     along_all(face, y, face->r, s->n);
     for (Index j = 0; j < face->k; j++) face->d[j] -= face->r[j];
     in_rows(face, base, face->d, face->r, s->n);
-    for (Index j = base; j < face->k; j++) face->multiplier[j] = face->r[j] * (double)face->sides[j];
+    for (Index j = base; j < face->k; j++) face->multiplier[j] = face->r[j] * face->sides[j];
 }
 
 /* Move to the projection on the flat, and drop the rows that do not pull, until all do. */
@@ -62,25 +62,31 @@ FN void warm(const Rows *s, Face *face, const int8_t *start, const double *g, do
 }
 
 /* The row that y violates most, of those that were violated before; of all, when none of those is any more; -1 if
-   there is none. `fine` is the excess, relative to the data, that counts as satisfied. Its value a y goes to `at`. */
+   there is none. `fine` is the excess, relative to the data, that counts as satisfied. Its value a y goes to `at`. Whether
+   a row is violated cannot be foreseen, so the loop has no branch for it. */
 FN Index most_violated(const Rows *s, Face *face, const double *y, double size, double fine, const CaffnetTolerances *t,
                        Index *waiting, double *at) {
-    double free = fine * size + t->underflow, worst = 0.0;
-    Index found = -1;
+    double free = fine * size + t->underflow, worst = 0.0, values[GROUP];
+    Index found = -1, group[GROUP];
     for (;;) {
         int all = *waiting == 0;
         Index left_over = 0, count = all ? s->m : *waiting;
-        for (Index e = 0; e < count; e++) {
-            Index i = all ? e : face->violated[e];
-            if (face->held[i] != 0) continue; /* an equality that is not held depends on the others */
-            double value = value_of(s, i, y), excess = excess_of(s, i, value);
-            if (excess > free + fine * bound_at(s, i, value)) {
-                face->violated[left_over++] = i;
+        for (Index e = 0; e < count; e += GROUP) {
+            Index size_of_group = count - e < GROUP ? count - e : GROUP;
+            for (Index l = 0; l < size_of_group; l++) group[l] = all ? e + l : face->violated[e + l];
+            values_of(s, group, size_of_group, y, values);
+            for (Index l = 0; l < size_of_group; l++) {
+                Index i = group[l];
+                double above = values[l] - s->high[i], below = s->low[i] - values[l], excess = larger(above, below);
+                int violated = (above > free + fine * fabs(s->high[i])) | (below > free + fine * fabs(s->low[i]));
+                violated &= face->held[i] == 0; /* an equality that is not held depends on the others */
+                face->violated[left_over] = i;
+                left_over += violated;
                 excess *= excess;
-                if (excess > (1.0 + t->tie) * worst * s->squared[i]) { /* of equal rows the first */
+                if (violated & (excess > (1.0 + t->tie) * worst * s->squared[i])) { /* of equal rows the first */
                     found = i;
                     worst = excess / s->squared[i];
-                    *at = value;
+                    *at = values[l];
                 }
             }
         }
@@ -107,22 +113,21 @@ FN int join(Work *work, Index p, double at, double *y) {
     const CaffnetTolerances *t = &work->t;
     Index n = s->n, base = face->base, side = at > s->high[p] ? 1 : -1;
     double bound = side > 0 ? s->high[p] : s->low[p], sign = (double)side, gain = 0.0, *multiplier = face->multiplier;
-    for (;;) {
-        double left = remainder_of(s, p, face);
+    for (double left = remainder_of(s, p, face);; left = remainder_after_drop(s, p, face, left)) {
         int independent = face->k < n && left > t->rank * t->rank * s->squared[p];
         in_rows(face, base, face->d, face->r, n);
-        double longest = HUGE_VAL, top = 0.0;
+        double pull = 1.0, fall = 0.0; /* the multiplier of the row that leaves first, and its rate */
         Index place = -1;
-        for (Index j = base; j < face->k; j++) top = larger(top, fabs(face->r[j]));
+        double noise = t->fine_rank * largest(face->r + base, face->k - base); /* such a rate drives nothing out */
         for (Index j = base; j < face->k; j++) {
-            double rate = sign * (double)face->sides[j] * face->r[j];
-            /* A rate that is rounding noise drives nothing out. */
-            if (rate > t->fine_rank * top && multiplier[j] < longest * rate) {
-                longest = larger(multiplier[j], 0.0) / rate;
+            double rate = sign * face->sides[j] * face->r[j];
+            if ((multiplier[j] * fall < pull * rate) & (rate > noise)) {
+                pull = larger(multiplier[j], 0.0);
+                fall = rate;
                 place = j;
             }
         }
-        double step = HUGE_VAL;
+        double longest = fall > 0.0 ? pull / fall : HUGE_VAL, step = HUGE_VAL;
         if (independent) step = larger(sign * (at - bound), 0.0) / left;
         if (!independent && place < 0) {
             face->entering = p;
@@ -132,7 +137,7 @@ FN int join(Work *work, Index p, double at, double *y) {
         double length = smaller(step, longest);
         if (independent) subtract(y, length * sign, face->z, n);
         gain += length;
-        for (Index j = base; j < face->k; j++) multiplier[j] -= length * sign * (double)face->sides[j] * face->r[j];
+        for (Index j = base; j < face->k; j++) multiplier[j] -= length * sign * face->sides[j] * face->r[j];
         if (step <= longest) {
             append(s, face, p, side, left);
             multiplier[face->k - 1] = gain;
@@ -187,11 +192,14 @@ FN Index dual(Work *work, const double *g, double *y, const int8_t *start, doubl
             rounds = face->k == n ? 4 : n + 10; /* at a vertex there is little left to gain */
             copy_face(s, &work->saved, face);
         }
-        work->flat = 0;
-        if (!join(work, p, at, y)) {
-            if (!settled) return CONFLICT;
-            break;
-        }
+        Index k = face->k;
+        if (join(work, p, at, y)) work->flat = 0;
+        else if (coarse > 0.0 && !work->flat && face->k == k) { /* y has the rounding of all steps in it: look again without */
+            flat_point(s, face, g, y);
+            work->flat = 1;
+            waiting = 0;
+        } else if (!settled) return CONFLICT;
+        else break;
     }
     if (!settled) return NOT_FOUND;
     copy_face(s, face, &work->saved);

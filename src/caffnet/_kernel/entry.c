@@ -76,7 +76,7 @@ FN size_t carve(Work *work, int64_t outputs, int64_t count, const int32_t *start
     Face *faces[3] = {face, &work->saved, &work->first};
     for (int c = 0; c < 3; c++) {
         faces[c]->rows = INDICES(n + 1);
-        faces[c]->sides = INDICES(n + 1);
+        faces[c]->sides = DOUBLES(n + 1);
         faces[c]->multiplier = DOUBLES(n + 1);
         faces[c]->unit = INDICES(n + 1);
         faces[c]->inverse = DOUBLES(n + 1);
@@ -96,7 +96,7 @@ FN size_t carve(Work *work, int64_t outputs, int64_t count, const int32_t *start
     walk->independent = MARKS(deep);
     walk->after = INDICES(m);
     walk->rows = INDICES(n + 1);
-    walk->sides = INDICES(n + 1);
+    walk->sides = DOUBLES(n + 1);
     walk->place = INDICES(n + 1);
     walk->dependent = MARKS(n + 2);
     walk->weight = DOUBLES(n + 1);

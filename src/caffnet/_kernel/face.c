@@ -19,10 +19,10 @@ FN void move(const Face *face, Index j, double amount, double *y, Index n) {
     else if (amount != 0.0) subtract(y, amount, q, n);
 }
 
-/* Whether FOUR directions from slot j on are full vectors. */
-FN int four_full(const Face *face, Index j) {
-    if (j + FOUR > face->k) return 0;
-    for (Index l = j; l < j + FOUR; l++)
+/* Whether a GROUP of directions from slot j on are full vectors. */
+FN int group_is_full(const Face *face, Index j) {
+    if (j + GROUP > face->k) return 0;
+    for (Index l = j; l < j + GROUP; l++)
         if (face->unit[l] >= 0) return 0;
     return 1;
 }
@@ -30,9 +30,11 @@ FN int four_full(const Face *face, Index j) {
 /* d_j = q_j y for all slots. */
 FN void along_all(const Face *face, const double *y, double *d, Index n) {
     for (Index j = 0; j < face->k;) {
-        if (n >= 8 && four_full(face, j)) {
-            long_dots(face->Q + (size_t)j * (size_t)n, y, n, d + j);
-            j += FOUR;
+        if (n >= 8 && group_is_full(face, j)) {
+            const double *lines[GROUP];
+            for (Index l = 0; l < GROUP; l++) lines[l] = face->Q + (size_t)(j + l) * (size_t)n;
+            group_dots(lines, y, n, d + j);
+            j += GROUP;
         } else {
             d[j] = along(face, j, y, n);
             j++;
@@ -43,9 +45,9 @@ FN void along_all(const Face *face, const double *y, double *d, Index n) {
 /* y -= d_j q_j for all slots, one after the other. */
 FN void move_all(const Face *face, const double *d, double *y, Index n) {
     for (Index j = 0; j < face->k;) {
-        if (four_full(face, j) && d[j] != 0.0 && d[j + 1] != 0.0 && d[j + 2] != 0.0 && d[j + 3] != 0.0) {
+        if (group_is_full(face, j) && d[j] != 0.0 && d[j + 1] != 0.0 && d[j + 2] != 0.0 && d[j + 3] != 0.0) {
             subtract_lines(y, d + j, face->Q + (size_t)j * (size_t)n, n);
-            j += FOUR;
+            j += GROUP;
         } else {
             move(face, j, d[j], y, n);
             j++;
@@ -70,7 +72,7 @@ FN double remainder_of(const Rows *s, Index i, Face *face) {
     along_all(face, z, d, n); /* all products first: they do not wait for each other */
     move_all(face, d, z, n);
     double left = dot(z, z, n);
-    if (left < 0.5 * s->squared[i]) { /* cancellation: once more makes z orthogonal to rounding */
+    if (left < CANCELLATION * s->squared[i]) { /* once more makes z orthogonal to rounding */
         along_all(face, z, more, n);
         move_all(face, more, z, n);
         for (Index j = 0; j < k; j++) d[j] += more[j];
@@ -100,7 +102,7 @@ FN void append(const Rows *s, Face *face, Index i, Index side, double left) {
     face->R[(size_t)k * (size_t)n + (size_t)k] = length;
     face->inverse[k] = inverse;
     face->rows[k] = i;
-    face->sides[k] = side;
+    face->sides[k] = (double)side;
     face->held[i] = (int8_t)side;
     face->k = k + 1;
 }
@@ -110,7 +112,7 @@ FN void add(const Rows *s, Face *face, Index i, Index side, double rank) {
     if (face->k >= s->n) return;
     if (s->direct.family != ANY) { /* has no factors */
         face->rows[face->k] = i;
-        face->sides[face->k++] = side;
+        face->sides[face->k++] = (double)side;
         face->held[i] = (int8_t)side;
         return;
     }
@@ -118,10 +120,11 @@ FN void add(const Rows *s, Face *face, Index i, Index side, double rank) {
     if (left > rank * rank * s->squared[i]) append(s, face, i, side, left);
 }
 
-/* Remove the row in a slot: shift the columns of R, rotate its lines until it is triangular again. */
+/* Remove the row in a slot: shift the columns of R, rotate its lines until it is triangular again. The coordinates in d turn
+   with the directions; the one that is left over stays behind the last slot, as its coordinate does. */
 FN void drop(Face *face, Index place, Index n) {
     Index k = face->k;
-    double *R = face->R;
+    double *R = face->R, *d = face->d;
     face->held[face->rows[place]] = 0;
     for (Index c = place; c < k - 1; c++) {
         face->rows[c] = face->rows[c + 1];
@@ -144,11 +147,14 @@ FN void drop(Face *face, Index place, Index n) {
             sine = lower[c] < 0.0 ? -1.0 : 1.0;
         } else if (lower[c] == 0.0) continue;
         else { /* a rotation makes full vectors of what was one entry */
-            double length = sqrt(upper[c] * upper[c] + lower[c] * lower[c]);
+            double inverse = 1.0 / sqrt(upper[c] * upper[c] + lower[c] * lower[c]);
             face->unit[c] = face->unit[c + 1] = -1;
-            cosine = upper[c] / length;
-            sine = lower[c] / length;
+            cosine = upper[c] * inverse;
+            sine = lower[c] * inverse;
         }
+        double before = d[c];
+        d[c] = cosine * before + sine * d[c + 1];
+        d[c + 1] = cosine * d[c + 1] - sine * before;
         for (Index j = c; j < k - 1; j++) {
             double top = upper[j], bottom = lower[j];
             upper[j] = cosine * top + sine * bottom;
@@ -164,15 +170,37 @@ FN void drop(Face *face, Index place, Index n) {
     face->k = k - 1;
 }
 
-/* r = R^-1 d from slot `first` on: coordinates on the q become coefficients of the rows. */
+/* The same as remainder_of, after a drop: the rest of row i, whose square was `left`, gets back what it had along the
+   direction that is left over. */
+FN double remainder_after_drop(const Rows *s, Index i, Face *face, double left) {
+    double back = face->d[face->k];
+    left += back * back;
+    if (left < CANCELLATION * s->squared[i]) return remainder_of(s, i, face);
+    move(face, face->k, -back, face->z, s->n);
+    return left;
+}
+
+/* r = R^-1 d from slot `first` on: coordinates on the q become coefficients of the rows. A GROUP of slots at a time: their
+   products with what is known of r do not wait for each other. */
 FN void in_rows(const Face *face, Index first, const double *d, double *r, Index n) {
-    Index k = face->k;
-    for (Index j = k - 1; j >= first; j--) {
-        const double *line = face->R + (size_t)j * (size_t)n;
-        Index far = j + 9 < k ? j + 9 : k;
-        double total = dot(line + far, r + far, k - far);
-        for (Index c = far - 1; c > j; c--) total += line[c] * r[c]; /* last what was computed last: nothing waits */
-        r[j] = (d[j] - total) * face->inverse[j];
+    Index j = face->k;
+    for (; j - GROUP >= first; j -= GROUP) {
+        const double *lines[GROUP], *inverse = face->inverse + j - GROUP;
+        double known[GROUP];
+        for (Index l = 0; l < GROUP; l++) lines[l] = face->R + (size_t)(j - GROUP + l) * (size_t)n + j;
+        group_dots(lines, r + j, face->k - j, known);
+        for (Index l = 0; l < GROUP; l++) known[l] = d[j - GROUP + l] - known[l];
+        double last = known[3] * inverse[3];
+        double third = (known[2] - lines[2][-1] * last) * inverse[2];
+        double second = (known[1] - lines[1][-1] * last - lines[1][-2] * third) * inverse[1];
+        r[j - 4] = (known[0] - lines[0][-1] * last - lines[0][-2] * third - lines[0][-3] * second) * inverse[0];
+        r[j - 3] = second;
+        r[j - 2] = third;
+        r[j - 1] = last;
+    }
+    for (j--; j >= first; j--) {
+        const double *line = face->R + (size_t)j * (size_t)n + j + 1;
+        r[j] = (d[j] - dot(line, r + j + 1, face->k - j - 1)) * face->inverse[j];
     }
 }
 

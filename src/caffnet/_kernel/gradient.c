@@ -11,7 +11,7 @@
 #include "internal.h"
 
 /* Add the gradients of row i, held at `side` with coefficients lambda and q, for a point y and a reduced gradient p. */
-FN void row_gradient(const Rows *s, Index i, int side, double lambda, double q, const double *p, const double *y,
+FN void row_gradient(const Rows *s, Index i, double side, double lambda, double q, const double *p, const double *y,
                      double power, const CaffnetGradients *to, int64_t b) {
     Index exponent = s->exponent[i];
     double *bound = side > 0 ? to->upper : to->lower;

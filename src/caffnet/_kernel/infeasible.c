@@ -37,7 +37,7 @@ FN void collect_conflict(Work *work) {
         /* Noise has no part in the conflict; nor has a row that would pull the wrong way. */
         if (fabs(face->r[j]) > work->t.fine_rank * larger(top, 1.0)) {
             double m = -sign * face->r[j];
-            if (j < work->face.base || m * (double)face->sides[j] > 0.0) mu[face->rows[j]] = m;
+            if (j < work->face.base || m * face->sides[j] > 0.0) mu[face->rows[j]] = m;
         }
     for (int again = 0; again < 2; again++) {
         for (Index c = 0; c < n; c++) {

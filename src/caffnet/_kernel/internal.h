@@ -33,8 +33,10 @@ enum { REJECTED = -1 };                 /* in place of a status */
 #define ROUNDING 0x1p-51
 /* Levels of soft rows that a gradient tells apart. */
 #define LEVELS 16
+/* A remainder |z|^2 below this share of |a|^2 has lost a decimal digit: it is then projected again. */
+#define CANCELLATION 0.01
 /* Lines of a factor that are worked on together. */
-#define FOUR 4
+#define GROUP 4
 /* Smaller sets are answered faster by the general method. */
 #define DIRECT_FROM 12
 
@@ -114,7 +116,7 @@ typedef struct {
     double *R;          /* (n, n) upper triangular */
     double *inverse;    /* (n,) 1 / R_jj */
     Index *rows;        /* (n,) */
-    Index *sides;       /* (n,) */
+    double *sides;      /* (n,) +1 or -1: at the upper or the lower bound */
     double *multiplier; /* (n,) */
     Index *unit;        /* (n,) the output where q_j is +-1 and zero elsewhere, as a bound of one output makes it, or -1 */
     int8_t *held;       /* (m,) the side of every row */
@@ -134,7 +136,8 @@ typedef struct {
     Index *last;        /* (n + 1,) the row whose direction is in Q */
     int8_t *independent; /* (n + 1,) */
     Index *after;       /* (m,) how many rows after this one can be chosen */
-    Index *rows, *sides; /* (n + 1,) the best */
+    Index *rows;        /* (n + 1,) the best */
+    double *sides;
     double *pinv, *null; /* (n + 1, n, n) PAPER: A+ and I - A+ A at every depth */
     Index *place;       /* (n + 1,) PAPER: the option at every depth */
     int8_t *dependent;  /* (n + 1,) PAPER */
@@ -231,76 +234,132 @@ FN double rounded(double x, int single) { return single ? (double)(float)x : x; 
 
 /* ---------------------------------------------------------------------------------------------- vectors */
 
-/* Eight numbers that are added and multiplied side by side. A compiler of C is told that they are one vector: it does
-   not find out by itself. */
+/* Eight sums side by side, in as few registers as the processor has for them: a compiler does not find that out by itself.
+   WIDTH is how many numbers one instruction adds or multiplies. */
+#if defined(__CUDACC__) || defined(__AVX512F__)
+#define WIDTH 8
+#elif defined(__AVX__)
+#define WIDTH 4
+#else
+#define WIDTH 2
+#endif
+#define PARTS (8 / WIDTH)
+
+#if defined(__GNUC__) && !defined(__clang__)
+#define UNROLL _Pragma("GCC unroll 8")
+#else
+#define UNROLL
+#endif
+
 #ifdef __CUDACC__
-struct Eight {
-    double at[8];
+template <int SIZE> struct Numbers {
+    double at[SIZE];
     __device__ double operator[](int c) const { return at[c]; }
-    __device__ void operator+=(const Eight &x) {
-        for (int c = 0; c < 8; c++) at[c] += x.at[c];
+    __device__ void operator+=(const Numbers &x) {
+        for (int c = 0; c < SIZE; c++) at[c] += x.at[c];
     }
-    __device__ Eight operator*(const Eight &x) const {
-        Eight product = x;
-        for (int c = 0; c < 8; c++) product.at[c] *= at[c];
+    __device__ Numbers operator*(const Numbers &x) const {
+        Numbers product = x;
+        for (int c = 0; c < SIZE; c++) product.at[c] *= at[c];
         return product;
     }
 };
+typedef Numbers<8> Vector;
+typedef Numbers<4> Four;
+typedef Numbers<2> Two;
 #else
-typedef double Eight __attribute__((vector_size(64)));
+typedef double Vector __attribute__((vector_size(8 * WIDTH)));
+typedef double Four __attribute__((vector_size(32)));
+typedef double Two __attribute__((vector_size(16)));
 #endif
+
+typedef struct {
+    Vector part[PARTS];
+} Eight;
 
 /* sum += a b, number by number */
 INLINE void add_products(Eight *sum, const double *a, const double *b) {
-    Eight x, y;
+    UNROLL
+    for (int p = 0; p < PARTS; p++) {
+        Vector x, y;
+        memcpy(&x, a + p * WIDTH, sizeof x);
+        memcpy(&y, b + p * WIDTH, sizeof y);
+        sum->part[p] += x * y;
+    }
+}
+
+/* The same for two numbers. */
+INLINE void add_two(Two *sum, const double *a, const double *b) {
+    Two x, y;
     memcpy(&x, a, sizeof x);
     memcpy(&y, b, sizeof y);
     *sum += x * y;
 }
 
-/* Sums side by side, for vector instructions; the order depends on n alone. */
-FN double long_dot(const double *RESTRICT a, const double *RESTRICT b, Index n) {
-    Eight sum = {0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0};
-    Index j = 0;
-    if (n >= 32) {
-        Eight more = sum;
-        for (; j + 16 <= n; j += 16) {
-            add_products(&sum, a + j, b + j);
-            add_products(&more, a + j + 8, b + j + 8);
-        }
-        sum += more;
+/* The total of eight sums and of the last products, fewer than eight, which join the sums while these are folded. */
+INLINE double total_of(const Eight *sum, const double *a, const double *b, Index left) {
+#if WIDTH == 2
+    Two low = sum->part[0], high = sum->part[1];
+    low += sum->part[2];
+    high += sum->part[3];
+#else
+    Vector v = sum->part[0];
+    Four four = {v[0], v[1], v[2], v[3]};
+#if WIDTH == 8
+    Four upper = {v[4], v[5], v[6], v[7]};
+    four += upper;
+#else
+    four += sum->part[1];
+#endif
+    Two low = {four[0], four[1]}, high = {four[2], four[3]};
+#endif
+    if (left & 4) {
+        add_two(&low, a, b);
+        add_two(&high, a + 2, b + 2);
+        a += 4;
+        b += 4;
     }
-    for (; j + 8 <= n; j += 8) add_products(&sum, a + j, b + j);
-    double total = ((sum[0] + sum[4]) + (sum[1] + sum[5])) + ((sum[2] + sum[6]) + (sum[3] + sum[7]));
-    for (; j < n; j++) total += a[j] * b[j];
+    low += high;
+    if (left & 2) {
+        add_two(&low, a, b);
+        a += 2;
+        b += 2;
+    }
+    double total = low[0] + low[1];
+    return left & 1 ? total + a[0] * b[0] : total;
+}
+
+/* Products of some `lines` with b, COUNT at a time (a constant): each number of b is loaded once. The bits are those of
+   long_dot, whose order of sums depends on n alone. */
+INLINE void long_dots(const double *const *lines, int count, const double *b, Index n, double *to) {
+    Eight sum[GROUP];
+    Index j = 0;
+    UNROLL
+    for (int l = 0; l < count; l++) memset(&sum[l], 0, sizeof sum[l]);
+    for (; j + 8 <= n; j += 8) {
+        UNROLL
+        for (int l = 0; l < count; l++) add_products(&sum[l], lines[l] + j, b + j);
+    }
+    UNROLL
+    for (int l = 0; l < count; l++) to[l] = total_of(&sum[l], lines[l] + j, b + j, n - j);
+}
+
+FN double long_dot(const double *a, const double *b, Index n) {
+    double total;
+    long_dots(&a, 1, b, n, &total);
     return total;
 }
 
-/* The same for FOUR lines a at once, with the same bits: each number of b is loaded once. */
-FN void long_dots(const double *RESTRICT a, const double *RESTRICT b, Index n, double *RESTRICT to) {
-    double sum[FOUR][8] = {{0.0}}, more[FOUR][8] = {{0.0}};
-    Index j = 0;
-    if (n >= 32) {
-        for (; j + 16 <= n; j += 16)
-            for (int l = 0; l < FOUR; l++) {
-                const double *line = a + (size_t)l * (size_t)n + j;
-                for (int c = 0; c < 8; c++) sum[l][c] += line[c] * b[j + c];
-                for (int c = 0; c < 8; c++) more[l][c] += line[8 + c] * b[j + 8 + c];
-            }
-        for (int l = 0; l < FOUR; l++)
-            for (int c = 0; c < 8; c++) sum[l][c] += more[l][c];
-    }
-    for (; j + 8 <= n; j += 8)
-        for (int l = 0; l < FOUR; l++)
-            for (int c = 0; c < 8; c++) sum[l][c] += a[(size_t)l * (size_t)n + (size_t)(j + c)] * b[j + c];
-    for (int l = 0; l < FOUR; l++) {
-        const double *line = a + (size_t)l * (size_t)n, *s = sum[l];
-        to[l] = ((s[0] + s[4]) + (s[1] + s[5])) + ((s[2] + s[6]) + (s[3] + s[7]));
-        for (Index e = j; e < n; e++) to[l] += line[e] * b[e];
+/* The products of a GROUP of lines with b: as many at a time as there are registers for. */
+FN void group_dots(const double *const *lines, const double *b, Index n, double *to) {
+    if (WIDTH == 8) long_dots(lines, GROUP, b, n, to);
+    else {
+        long_dots(lines, 2, b, n, to);
+        long_dots(lines + 2, 2, b, n, to + 2);
     }
 }
 
-INLINE double dot(const double *RESTRICT a, const double *RESTRICT b, Index n) {
+INLINE double dot(const double *a, const double *b, Index n) {
     if (n >= 8) return long_dot(a, b, n);
     double total = 0.0;
     for (Index j = 0; j < n; j++) total += a[j] * b[j];
@@ -309,16 +368,19 @@ INLINE double dot(const double *RESTRICT a, const double *RESTRICT b, Index n) {
 
 /* |y|_1 */
 FN double sum_of_sizes(const double *y, Index n) {
-    double sum[8] = {0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0}, total = 0.0;
+    double total = 0.0;
     Index j = 0;
-    for (; j + 8 <= n; j += 8)
-        for (int c = 0; c < 8; c++) sum[c] += fabs(y[j + c]);
-    for (int c = 0; c < 8; c++) total += sum[c];
+    if (n >= 8) {
+        double sum[8] = {0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0};
+        for (; j + 8 <= n; j += 8)
+            for (int c = 0; c < 8; c++) sum[c] += fabs(y[j + c]);
+        for (int c = 0; c < 8; c++) total += sum[c];
+    }
     for (; j < n; j++) total += fabs(y[j]);
     return total;
 }
 
-/* y -= amount_l x_l for FOUR lines x, one after the other. */
+/* y -= amount_l x_l for a GROUP of lines x, one after the other. */
 FN void subtract_lines(double *RESTRICT y, const double *RESTRICT amount, const double *RESTRICT x, Index n) {
     const double *RESTRICT second = x + n, *RESTRICT third = second + n, *RESTRICT fourth = third + n;
     double a = amount[0], b = amount[1], c = amount[2], d = amount[3];
@@ -336,11 +398,14 @@ FN void copy(double *RESTRICT to, const double *RESTRICT from, Index n) {
 
 /* |y|_inf */
 FN double largest(const double *y, Index n) {
-    double most[8] = {0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0}, top = 0.0;
+    double top = 0.0;
     Index j = 0;
-    for (; j + 8 <= n; j += 8)
-        for (int c = 0; c < 8; c++) most[c] = fabs(y[j + c]) > most[c] ? fabs(y[j + c]) : most[c];
-    for (int c = 0; c < 8; c++) top = larger(top, most[c]);
+    if (n >= 8) {
+        double most[8] = {0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0};
+        for (; j + 8 <= n; j += 8)
+            for (int c = 0; c < 8; c++) most[c] = fabs(y[j + c]) > most[c] ? fabs(y[j + c]) : most[c];
+        for (int c = 0; c < 8; c++) top = larger(top, most[c]);
+    }
     for (; j < n; j++) top = larger(top, fabs(y[j]));
     return top;
 }

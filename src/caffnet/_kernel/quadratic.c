@@ -131,7 +131,8 @@ FN void refine_fully(const CaffnetBatch *batch, int64_t b, Work *work, Metric *m
     for (int again = 0; again < 6; again++) {
         int met = meets_rows(work, metric);
         stationarity(batch, b, work, metric, dual);
-        if (again > 0 && met && is_stationary(work, dual, 0x1p-52)) return; /* the first one finds the multipliers */
+        /* The first step finds the multipliers, the second takes what their rounding did to y. */
+        if (again > 1 && met && is_stationary(work, dual, 0x1p-52)) return;
         refine_minimum(work, metric, dual);
     }
 }
@@ -142,7 +143,7 @@ FN int release(Work *work, Metric *metric, Dual *dual) {
     int any = 0;
     for (Index j = face->k - 1; j >= face->base; j--) {
         Index i = face->rows[j];
-        if (dual->lambda[i] * (double)face->sides[j] >= 0.0) continue;
+        if (dual->lambda[i] * face->sides[j] >= 0.0) continue;
         drop(face, j, work->rows.n);
         dual->lambda[i] = 0.0;
         metric->active[i] = work->face.held[i] = 0;

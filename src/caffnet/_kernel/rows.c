@@ -41,6 +41,23 @@ FN double value_of(const Rows *s, Index i, const double *y) {
     return total;
 }
 
+/* The values of up to a GROUP of rows at y, with the same bits. */
+FN void values_of(const Rows *s, const Index *rows, Index count, const double *y, double *values) {
+    if (s->n >= 8 && count == GROUP && !s->start) {
+        const double *lines[GROUP];
+        int full = 1;
+        for (Index l = 0; l < GROUP; l++) {
+            full &= (s->plain[rows[l]] < 0) & (s->entries[rows[l]] == s->n);
+            lines[l] = row_of(s, rows[l]);
+        }
+        if (full) {
+            group_dots(lines, y, s->n, values);
+            return;
+        }
+    }
+    for (Index l = 0; l < count; l++) values[l] = value_of(s, rows[l], y);
+}
+
 /* x 2^exponent, also where 2^exponent alone is out of range. */
 FN double times_power(double x, Index exponent) {
     return exponent > -1000 && exponent < 1000 ? x * power_of_two(exponent) : ldexp(x, exponent);

@@ -209,7 +209,7 @@ FN void pull_of_levels(const Work *work, const double *x, double *pull) {
     for (int l = 0; l < LEVELS; l++) pull[l] = 0.0;
     for (Index j = 0; j < face->k; j++) {
         Index i = face->rows[j];
-        if (work->tier[i] > 0) pull[work->tier[i] - 1] += x[j] * (double)face->sides[j] * users_unit(work, i);
+        if (work->tier[i] > 0) pull[work->tier[i] - 1] += x[j] * face->sides[j] * users_unit(work, i);
     }
 }
 

@@ -7,7 +7,7 @@
 #include "internal.h"
 
 /* The order of equally good sub-constraints of one size: by rows, then by sides. */
-FN int earlier(const Index *rows, const Index *sides, const Index *other_rows, const Index *other_sides, Index size) {
+FN int earlier(const Index *rows, const double *sides, const Index *other_rows, const double *other_sides, Index size) {
     for (Index j = 0; j < size; j++)
         if (rows[j] != other_rows[j]) return rows[j] < other_rows[j];
     for (Index j = 0; j < size; j++)
@@ -114,7 +114,8 @@ FN Index walk_all(Work *work, Index minimal, double best, Index size) {
             double length = distance(y, f, n, norm);
             if (length <= best * tie && accepts(s, y, size_f, t)) {
                 best = smaller(best, length);
-                const Index *rows = face->rows + base, *sides = face->sides + base;
+                const Index *rows = face->rows + base;
+                const double *sides = face->sides + base;
                 if (kept > best * tie || here < size ||
                     (here == size && earlier(rows, sides, walk->rows, walk->sides, here))) {
                     kept = length;
@@ -154,7 +155,8 @@ FN Index enumerate(Work *work, Index k, int lite) {
             best = distance(work->y, work->f, n, work->norm);
             size = k - face->base;
             for (Index j = 0; j < size; j++) { /* in order */
-                Index row = face->rows[face->base + j], side = face->sides[face->base + j], place = j;
+                Index row = face->rows[face->base + j], place = j;
+                double side = face->sides[face->base + j];
                 for (; place > 0 && walk->rows[place - 1] > row; place--) {
                     walk->rows[place] = walk->rows[place - 1];
                     walk->sides[place] = walk->sides[place - 1];
@@ -168,6 +170,6 @@ FN Index enumerate(Work *work, Index k, int lite) {
     size = walk_all(work, minimal, best, size);
     restart(work);
     if (size > n) return NOT_FOUND;
-    for (Index j = 0; j < size; j++) add(s, face, walk->rows[j], walk->sides[j], work->t.rank);
+    for (Index j = 0; j < size; j++) add(s, face, walk->rows[j], (Index)walk->sides[j], work->t.rank);
     return face->k;
 }
