@@ -202,7 +202,7 @@ class AffineSet:
     @property
     def m(self) -> int:
         """The number of rows."""
-        return self._A.shape[-2]
+        return len(self._row_kinds)
 
     @property
     def n(self) -> int:
@@ -524,14 +524,15 @@ class AffineSet:
         A set written in lists and scalars takes any type; data that came with a type are never cast behind the
         user's back.
         """
+        A = self._A
+        if point.dtype is A.dtype and point.device == A.device:
+            return self
         if point.device != self.device:
             if not self._weak:
                 raise ConstraintError(
                     f"{name} is on {point.device}, the constraints are on {self.device}: write set.to({name}.device)."
                 )
             return self.to(point.device).like(point, name)
-        if point.dtype == self.dtype:
-            return self
         if point.dtype not in (torch.float32, torch.float64):
             raise DtypeError(
                 f"{name} is {point.dtype}; the layer works in float32 or float64: write {name}.float() "
