@@ -24,13 +24,14 @@ from caffnet._solve.problem import Answer, Options, Problem
 from caffnet._solve.tracing import are_concrete, is_compiling, is_exporting_plain, no_autocast
 
 
-def solve(problem: Problem, options: Options, start: Tensor | None = None) -> Answer:
+def solve(problem: Problem, options: Options, start: Tensor | None = None, value_only: bool = False) -> Answer:
     """Answer every sample, without gradients; `gradient` computes those.
 
     Args:
         problem: the data.
         options: with a definite search.
         start: the sides of rows to begin with, ``(B, m)``, int8, or None.
+        value_only: nobody reads the status and the active rows: they may be missing.
 
     Raises:
         ConstraintError, InfeasibleError: as `report` says.
@@ -40,10 +41,10 @@ def solve(problem: Problem, options: Options, start: Tensor | None = None) -> An
             with no_autocast(problem.f.device.type):
                 return graph.solve(problem, options)
         return _opaque(problem, options)
-    return _native(problem, options, start) if are_concrete(problem.tensors) else _opaque(problem, options)
+    return _native(problem, options, start, value_only) if are_concrete(problem.tensors) else _opaque(problem, options)
 
 
-def _native(problem: Problem, options: Options, start: Tensor | None) -> Answer:
+def _native(problem: Problem, options: Options, start: Tensor | None, value_only: bool = False) -> Answer:
     near = problem.f.is_cpu
     if not near and problem.f.is_cuda and gpu.is_available() and not sparse.is_sparse(problem.A):
         answer, count = gpu.solve(problem, options, start)
@@ -51,8 +52,10 @@ def _native(problem: Problem, options: Options, start: Tensor | None) -> Answer:
             report(problem.replace_tensors(*_cpu(*problem.tensors)), Answer(*_cpu(*answer)), options)
         return answer
     here = problem if near else _on_cpu(problem)
-    answer, bad = native.solve(here, options, None if start is None else start.cpu())
-    if bad:
+    answer, bad = native.solve(here, options, start if start is None else start.cpu(), value_only)
+    if bad and options.on_infeasible == "raise":
+        if value_only:  # the report reads all of it
+            answer, _ = native.solve(here, options, start)
         report(here, answer, options)
     if near:
         return answer

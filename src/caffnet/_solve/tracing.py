@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch._C import _len_torch_dispatch_stack
+from torch._C import _is_tracing, _len_torch_dispatch_stack
 from torch._C._functorch import (  # pyright: ignore[reportMissingImports]
     is_functorch_wrapped_tensor,
     is_legacy_batchedtensor,
@@ -78,9 +78,10 @@ def _wants_plain() -> bool:
     return len(_plain) > 0 or torch.onnx.is_in_onnx_export()
 
 
+@constant
 def is_jit_tracing() -> bool:
     """Check whether torch.jit.trace traces this code."""
-    return torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
+    return _is_tracing()  # what torch.jit.is_tracing says outside of a script
 
 
 def in_transform() -> bool:

@@ -39,6 +39,8 @@ from caffnet.constraints.shapes import NO_AXES, joint_shape, stack_bounds
 from caffnet.constraints.softness import HARD, SOFT, SOFT_IF_NEAREST, WEIGHTED, Softness, join_softness
 from caffnet.errors import ConstraintError, DtypeError
 
+_KINDS = EQUAL + UPPER + LOWER + BOTH + FREE
+
 
 class AffineSet:
     r"""The affine set $\{y \in \mathbb{R}^n : lower \le A y \le upper\}$.
@@ -160,7 +162,7 @@ class AffineSet:
     ) -> AffineSet:
         """Put a set together again from its parts, each under its own name."""
         kinds = row_kinds if isinstance(row_kinds, str) else "".join(row_kinds)
-        if len(kinds) != A.shape[-2] or kinds.strip(EQUAL + UPPER + LOWER + BOTH + FREE):
+        if len(kinds) != A.shape[-2] or kinds.strip(_KINDS):
             raise ConstraintError(f"row_kinds must be {A.shape[-2]} characters of '=<>B-', one per row, got {kinds!r}.")
         read = (
             read_labels_again if isinstance(labels, tuple) else read_labels
