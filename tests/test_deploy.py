@@ -57,6 +57,20 @@ def test_compile_in_one_graph(kind: str, options: dict):
         torch.testing.assert_close(first, second)
 
 
+@pytest.mark.parametrize("options", [{}, {"search": "lite"}, {"gradient": "tangent"}], ids=str)
+def test_compile_with_sizes_that_are_symbols(options: dict):
+    """The search and the tolerances depend on the number of outputs: a graph asks which one it is."""
+    torch._dynamo.reset()
+    layer = CAffine(lambda x: AffineSet.inequality(torch.ones(x.shape[-1], x.shape[-1]).tril(), x), **options)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager", dynamic=True)
+    for n in (2, 3, 4):
+        f, x = torch.randn(2, 5, n)
+        f, x = f.requires_grad_(), x.requires_grad_()
+        pairs = [(y := call(f, x=x), *torch.autograd.grad(y.square().sum(), (f, x))) for call in (layer, compiled)]
+        for plain, graph in zip(*pairs, strict=True):
+            torch.testing.assert_close(graph, plain, rtol=0, atol=0)
+
+
 def test_a_compiled_layer_still_raises():
     torch._dynamo.reset()
     layer = CAffine(lambda x: AffineSet.inequality(torch.tensor([[1.0], [-1.0]]), x))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import math
 import pickle
 import warnings
 from collections import OrderedDict
@@ -15,7 +16,17 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader
 
-from caffnet import AffineSet, CAffine, CAffNet, ConstraintError, FeedForward, Status, prepare, project
+from caffnet import (
+    AffineSet,
+    CAffine,
+    CAffNet,
+    ConstraintError,
+    FeedForward,
+    InfeasibleError,
+    Status,
+    prepare,
+    project,
+)
 from caffnet._solve.tracing import plain_operations
 from caffnet.control import BarrierConstraint, OutsideCircles, SafetyFilter, Unicycle
 
@@ -475,6 +486,36 @@ def test_options_of_the_wrong_kind_are_refused(options: dict, message: str):
 def test_a_misspelt_option_is_named():
     with pytest.raises(TypeError, match=r"CAffine has no option 'nul_limit'; the options are .*, null_limit and warm"):
         CAffine(BOX, nul_limit=1.0)
+
+
+@pytest.mark.parametrize("search", ["full", "lite", "active", "paper"])
+@pytest.mark.parametrize("batch", [(), (7,), (0,), (3, 5)], ids=str)
+def test_the_value_alone_is_that_of_the_projection(search: str, batch: tuple[int, ...]):
+    """`forward` has no room for the status and the rows, which nobody reads there."""
+    stream = torch.Generator().manual_seed(11)
+    A, w = torch.randn(5, 3, generator=stream), torch.randn(*batch, 3, generator=stream)
+    f = 3 * torch.randn(*batch, 3, generator=stream)
+    for set in (AffineSet.inequality(A, torch.ones(5)), AffineSet.inequality(A, torch.ones(5)).soft(weight=2.0)):
+        if search == "paper" and set.slacks:
+            continue
+        for layer in (CAffine(set, search=search), CAffine(lambda x, set=set: set, search=search)):
+            for null in (None, w):
+                assert torch.equal(layer(f, null, x=f), layer.project(f, null, x=f).value)
+
+
+def test_the_value_alone_of_samples_without_an_answer():
+    empty = AffineSet.inequality([[1.0, 0.0], [-1.0, 0.0]], [0.0, -1.0], names=["low", "high"])
+    f = torch.tensor([[0.5, 0.5], [math.nan, 0.0], [4.0, 1.0]])
+    for mode in ("nan", "nearest"):
+        layer = CAffine(empty, on_infeasible=mode)
+        torch.testing.assert_close(layer(f), layer.project(f).value, rtol=0, atol=0, equal_nan=True)
+    layer = CAffine(empty)
+    for call in (layer, layer.project):
+        with pytest.raises(InfeasibleError, match=r"2 of 2 samples:\n  sample \(0,\): (low|high)") as told:
+            call(f[::2])
+        assert told.value.samples == [(0,), (1,)]
+        with pytest.raises(ConstraintError, match=r"f must be finite, got nan at f\[1, 0\]"):
+            call(f)
 
 
 @pytest.mark.filterwarnings("ignore:.*nested tensors is in prototype:UserWarning")

@@ -131,7 +131,7 @@ class CAffine(nn.Module):
         `w` may be a function: it is asked for w ``(..., n)`` with a mask ``(...)`` of the samples for which it may
         matter, those whose `f` is not feasible (all of them in graphs, with `strict` or with equalities).
         """
-        return f if self.passes else self._solve(f, w, x)[0]
+        return f if self.passes else self._solve(f, w, x, value_only=True)[0]
 
     @property
     def passes(self) -> bool:
@@ -142,8 +142,10 @@ class CAffine(nn.Module):
         """As `forward`, with diagnostics: status, active rows, violation."""
         return Projection(*self._solve(f, w, x))
 
-    def _solve(self, f: Tensor, w: NullVector, x: Any) -> tuple[Tensor, Tensor, Tensor, str, AffineSet, Tensor | None]:
-        """The fields of a `Projection`."""
+    def _solve(
+        self, f: Tensor, w: NullVector, x: Any, value_only: bool = False
+    ) -> tuple[Tensor, Tensor, Tensor, str, AffineSet, Tensor | None]:
+        """The fields of a `Projection`; `value_only` as in `solve_checked`."""
         constraints, options = self._constraints(x), self._options
         self._check(f, constraints)
         if callable(w):
@@ -156,7 +158,7 @@ class CAffine(nn.Module):
         if self.null_limit is not None and w is not None:
             w = limit_null(f, w, constraints, options, self.null_limit)
         if not self.warm_start or is_compiling():
-            return solve_checked(f, constraints, w, options)
+            return solve_checked(f, constraints, w, options, value_only=value_only)
         m = (constraints.set if isinstance(constraints, Prepared) else constraints).m
         before = self._rows_before
         fits = before is not None and before.shape == (*f.shape[:-1], m) and before.device == f.device
@@ -340,7 +342,7 @@ def limit_null(f: Tensor, w: Tensor, constraints: AffineSet | Prepared, options:
     set, _ = validate(f, constraints, w, options)
     plain = Options(search="active", on_infeasible="nearest", budget=options.budget)
     with no_autocast(f.device.type):
-        limit = share * _length(f - solve_checked(f, set, None, plain)[0])
+        limit = share * _length(f - solve_checked(f, set, None, plain, value_only=True)[0])
         size = _length(w)
         over = (size > limit) & size.isfinite()
         return w * torch.where(over, limit / torch.where(over, size, 1.0), 1.0)

@@ -255,9 +255,14 @@ def project_checked(
 
 
 def solve_checked(
-    f: Tensor, set: AffineSet | Prepared, w: Tensor | None, options: Options, start: Tensor | None = None
+    f: Tensor,
+    set: AffineSet | Prepared,
+    w: Tensor | None,
+    options: Options,
+    start: Tensor | None = None,
+    value_only: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, str, AffineSet, Tensor | None]:
-    """The fields of a `Projection`: who needs the value alone saves the object."""
+    """The fields of a `Projection`. With `value_only` nobody reads the status and the active rows."""
     constraints, batch = validate(f, set, w, options)
     slacks = constraints.slacks
     if is_exporting_plain():
@@ -272,13 +277,15 @@ def solve_checked(
         problem = price_slacks(problem, constraints, batch)
     if start is not None:
         start = start_lines(start, batch, constraints.m)
-    value, status, active, _ = differentiable.answer(problem, options, start)
+    value, status, active, _ = differentiable.answer(problem, options, start, value_only and not slacks)
     if slacks:
         value, given = value[..., : constraints.n], value[..., constraints.n :].detach()
         answered = (status != int(Status.INFEASIBLE)) & (status != int(Status.INVALID))
         status = torch.where(answered & (given != 0).any(-1), int(Status.RELAXED), status).to(torch.int8)
     if len(batch) != 1:
-        value, status, active = shaped(value, batch), shaped(status, batch), shaped(active, batch)
+        value = shaped(value, batch)
+        if not value_only:
+            status, active = shaped(status, batch), shaped(active, batch)
     nearest = w is None and options.norm == 2 and search in ("full", "active")
     return value, status, active, search, constraints, f if nearest else None
 
@@ -375,9 +382,10 @@ def _check_point(name: str, t: Tensor, constraints: AffineSet) -> None:
     if t.layout != torch.strided or t.is_nested:
         kind = "nested" if t.is_nested else "sparse"
         raise ConstraintError(f"{name} must be a dense tensor, got a {kind} one: write {name}.to_dense().")
-    if t.ndim == 0 or t.shape[-1] != constraints.n:
+    shape = t.shape
+    if not shape or shape[-1] != constraints.n:
         raise ConstraintError(
-            f"{name} must have shape (..., {constraints.n}) to meet {constraints}, got {tuple(t.shape)}."
+            f"{name} must have shape (..., {constraints.n}) to meet {constraints}, got {tuple(shape)}."
         )
 
 

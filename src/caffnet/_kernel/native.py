@@ -23,6 +23,7 @@ from caffnet import tolerance
 from caffnet._kernel import build, memory
 from caffnet._solve import sparse
 from caffnet._solve.problem import Answer, Options, Problem, Status, is_diagonal
+from caffnet._solve.tracing import constant
 from caffnet.errors import KernelError
 
 CORES = (2, 1, 1, 2)  # the axes of one sample in A, lower, upper and the metric
@@ -92,6 +93,7 @@ def workspace_size(n: int, m: int, search: int, metric: bool = False) -> int:
     return _library().caffnet_workspace(n, m, search, metric)
 
 
+@constant
 def tolerances(dtype: torch.dtype, n: int) -> tuple[float, ...]:
     """The fields of CaffnetTolerances."""
     return (
@@ -134,14 +136,14 @@ def lines(t: Tensor, core: int) -> Tensor:
 
 def _step(t: Tensor, core: int) -> int:
     """The distance between neighbouring samples of `lines`, in elements; 0 where all share one."""
-    return t.stride(0) if t.ndim > core and t.shape[0] > 1 else 0
+    return 0 if t.ndim <= core or t.shape[0] < 2 else t.stride(0)
 
 
 def _array(t: Tensor, core: int) -> tuple[Tensor, int, int]:
     """A tensor as `lines` has it, its step and its address."""
     if t.is_neg() or not t.is_contiguous():
         t = lines(t, core)
-    return t, 0 if t.ndim == core else _step(t, core), t.data_ptr()
+    return t, _step(t, core), t.data_ptr()
 
 
 class Batch:
@@ -162,35 +164,49 @@ class Batch:
         device_texts: tuple[Tensor, Tensor] | None = None,
         keep: bool = False,
     ):
-        starts, columns, A = sparse.entries(p.A) if sparse.is_sparse(p.A) else (None, None, p.A)
-        f, f_step, f_at = _array(p.f, 1)
-        w, w_step, w_at = (None, 0, 0) if p.w is None else _array(p.w, 1)
+        f, w, A, lower, upper, metric, row_kinds, _, _, soft_rows = p
+        starts, columns, A = sparse.entries(A) if sparse.is_sparse(A) else (None, None, A)
+        f, f_step, f_at = _array(f, 1)
+        w, w_step, w_at = (None, 0, 0) if w is None else _array(w, 1)
         A, A_step, A_at = _array(A, 2)
-        lower, lower_step, lower_at = _array(p.lower, 1)
-        upper, upper_step, upper_at = _array(p.upper, 1)
-        metric, metric_step, metric_at = (None, 0, 0) if p.metric is None else _array(p.metric, 2)
-        self.samples, self.n = f.shape
-        self.m, self.search = len(p.row_kinds), SEARCHES[options.search]
-        self._starts, self.entries = starts, None if starts is None else A.shape[0]
-        self.size = self.m * self.n if self.entries is None else self.entries  # numbers in a matrix: a measure of work
+        lower, lower_step, lower_at = _array(lower, 1)
+        upper, upper_step, upper_at = _array(upper, 1)
+        metric, metric_step, metric_at = (None, 0, 0) if metric is None else _array(metric, 2)
+        (samples, n), dtype, m, search = f.shape, f.dtype, len(row_kinds), SEARCHES[options.search]
+        entries = None if starts is None else A.shape[0]
+        size = m * n if entries is None else entries  # numbers in a matrix: a measure of work
+        self.samples, self.n, self.m, self.search, self.size = samples, n, m, search, size
+        self._starts, self.entries, self.metric = starts, entries, metric is not None
         if device_texts is None:
-            (kinds, kinds_at), (soft, soft_at) = _text(p.row_kinds), _text(p.soft)
+            (kinds, kinds_at), (soft, soft_at) = _text(row_kinds), _text(soft_rows)
         else:
             (kinds, kinds_at), (soft, soft_at) = ((t, t.data_ptr()) for t in device_texts)
-        choice = answer.choice
-        self.metric = metric is not None
-        self.cancel = cancel = ctypes.c_int32(0) if may_cancel and self._is_long(options, w) else None
-        self.kept = (f, w, A, starts, columns, lower, upper, metric, kinds, soft, start, answer)
+        value, status, active, choice = answer
+        told = None
+        if status is _UNTOLD:
+            told = (ctypes.c_char * (samples * (m + 1)))()
+            status_at = ctypes.addressof(told)
+            active_at = status_at + samples
+        else:
+            status_at, active_at = status.data_ptr(), active.data_ptr()
+        if entries is not None:
+            steps = 100.0
+        elif search == _ACTIVE or (w is None and options.norm == 2):
+            steps = n
+        else:
+            steps = 2.0 ** min(m, 3 * n, 40)
+        self.cancel = cancel = ctypes.c_int32(0) if may_cancel and samples * size * steps > _LONG else None
+        self.kept = (f, w, A, starts, columns, lower, upper, metric, kinds, soft, start, answer, told)
         self._key = None
-        if keep and A_step == 0 and metric is None and self.size >= memory.WORTH:
-            key = (A_at, self.n, self.m, self.size, self.search, p.f.dtype is torch.float32)
+        if keep and A_step == 0 and metric is None and size >= memory.WORTH:
+            key = (A_at, n, m, size, search, dtype is torch.float32)
             self._key = key if memory.comes_again(key) else None
         self.packed = _BATCH.pack(
-            self.n,
-            self.m,
-            self.samples,
-            p.f.dtype is torch.float32,
-            self.search,
+            n,
+            m,
+            samples,
+            dtype is torch.float32,
+            search,
             options.strict,
             options.on_infeasible == "nearest",
             options.gradient == "tangent",
@@ -211,15 +227,15 @@ class Batch:
             0 if starts is None else starts.data_ptr(),
             0 if columns is None else columns.data_ptr(),
             kinds_at,
-            soft_at if p.soft else 0,
+            soft_at if soft_rows else 0,
             0 if start is None else start.data_ptr(),
-            answer.value.data_ptr(),
-            answer.status.data_ptr(),
-            answer.active.data_ptr(),
+            value.data_ptr(),
+            status_at,
+            active_at,
             0 if choice is None else choice.data_ptr(),
             0 if cancel is None else ctypes.addressof(cancel),
             options.norm,
-            *_known_tolerances(p.f.dtype, self.n),
+            *_known_tolerances(dtype, n),
         )
 
     @property
@@ -256,19 +272,18 @@ class Batch:
         beside = _library().caffnet_kept(self.size, 0 if self.entries is None else self.m)
         return memory.kept(self._key, room + beside)
 
-    def _is_long(self, options: Options, w: Tensor | None) -> bool:
-        n, m = self.n, self.m
-        if self.entries is not None:
-            return self.samples * self.entries * 100.0 > _LONG
-        steps = n if self.search == _ACTIVE or (w is None and options.norm == 2) else 2.0 ** min(m, 3 * n, 40)
-        return self.samples * m * n * steps > _LONG
+
+_UNTOLD = torch.empty(0, dtype=torch.int8)  # the status and the active rows of an answer, where nobody reads them
 
 
-def empty_answer(f: Tensor, m: int, search: str) -> Answer:
-    """Room for the answers of a batch."""
+def empty_answer(f: Tensor, m: int, search: str, value_only: bool = False) -> Answer:
+    """Room for the answers of a batch, or for their values."""
+    value = torch.empty_like(f) if f.is_contiguous() else torch.empty_like(f, memory_format=torch.contiguous_format)
+    if value_only:
+        return Answer(value, _UNTOLD, _UNTOLD)
     (samples, n), at, int8 = f.shape, f.device, torch.int8
     return Answer(
-        torch.empty_like(f) if f.is_contiguous() else torch.empty_like(f, memory_format=torch.contiguous_format),
+        value,
         torch.empty(samples, dtype=int8, device=at),
         torch.empty(samples, m, dtype=int8, device=at),
         torch.empty(samples, n, dtype=torch.int32, device=at) if search == "paper" else None,
@@ -278,15 +293,19 @@ def empty_answer(f: Tensor, m: int, search: str) -> Answer:
 # ------------------------------------------------------------------------------------------------- the calls
 
 
-def solve(problem: Problem, options: Options, start: Tensor | None = None) -> tuple[Answer, int]:
+def solve(
+    problem: Problem, options: Options, start: Tensor | None = None, value_only: bool = False
+) -> tuple[Answer, int]:
     """Answer every sample; also returns how many are INFEASIBLE or INVALID.
 
     Args:
         problem: tensors on the CPU; their gradients play no part.
         options: with a definite search.
         start: the sides of rows to begin with, ``(B, m)``, int8.
+        value_only: nobody reads the status and the active rows: they may be missing.
     """
-    answer = empty_answer(problem.f, len(problem.row_kinds), options.search)
+    value_only = value_only and options.search != "paper" and not sparse.is_sparse(problem.A)
+    answer = empty_answer(problem.f, len(problem.row_kinds), options.search, value_only)
     if start is not None:
         start = start.contiguous()
     batch = Batch(problem, options, answer, start, may_cancel=True, keep=True)

@@ -24,8 +24,8 @@ from caffnet.constraints import SOFT, is_kind
 from caffnet.errors import ConstraintError
 
 
-def answer(problem: Problem, options: Options, start: Tensor | None = None) -> Answer:
-    """Solve every sample, with the gradient attached to the value."""
+def answer(problem: Problem, options: Options, start: Tensor | None = None, value_only: bool = False) -> Answer:
+    """Solve every sample, with the gradient attached to the value; `value_only` as in `run.solve`."""
     if is_compiling():
         if is_exporting():  # an exported graph has no gradient
             return run.solve(problem, options)
@@ -40,7 +40,7 @@ def answer(problem: Problem, options: Options, start: Tensor | None = None) -> A
         return found._replace(value=on_face(problem, found, options))
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in problem.tensors):
         return Answer(*_Solved.apply(*problem, options, start))
-    return run.solve(problem, options, start)
+    return run.solve(problem, options, start, value_only)
 
 
 class _Solved(torch.autograd.Function):

@@ -62,14 +62,12 @@ class Conflict:
 
 
 def report(problem: Problem, answer: Answer, options: Options) -> None:
-    """Raise for the samples without an answer, if that is asked for.
+    """Raise for the samples without an answer.
 
     Raises:
         ConstraintError: data are NaN or infinite.
         InfeasibleError: no point satisfies the rows of a sample.
     """
-    if options.on_infeasible != "raise":
-        return
     if (answer.status == Status.INVALID).any():
         raise _invalid(problem)
     lost = (answer.status == Status.INFEASIBLE).nonzero().squeeze(-1).tolist()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 from typing import Any
 
 import torch
 
 from caffnet._solve.problem import DEFAULT_BUDGET, check_options
-from caffnet._solve.tracing import remember
+from caffnet._solve.tracing import constant, remember
 from caffnet.constraints import BOTH, EQUAL, FREE, LOWER, UPPER, AffineSet, ArrayLike
 from caffnet.errors import BudgetError, ConstraintError
 
@@ -84,6 +85,7 @@ def choose_search(row_kinds: str, n: int, search: str, budget: int = DEFAULT_BUD
     Raises:
         BudgetError: the search named does not fit into the budget.
     """
+    n = operator.index(n)  # in graphs it may be a symbol
     if search == "active" or (search == "auto" and n * (n + len(row_kinds)) > _CHEAP):
         return "active"
     sizes = subset_sizes(row_kinds, n, search == "lite")
@@ -100,6 +102,7 @@ def choose_search(row_kinds: str, n: int, search: str, budget: int = DEFAULT_BUD
     return search
 
 
+@constant
 def subset_sizes(row_kinds: str, n: int, lite: bool) -> tuple[int, ...]:
     """The sizes of sub-constraints beside the equalities.
 
@@ -111,6 +114,7 @@ def subset_sizes(row_kinds: str, n: int, lite: bool) -> tuple[int, ...]:
     return tuple(sorted({0, 1, top} - set(range(smallest))) if lite else range(smallest, top + 1))
 
 
+@constant
 def count_subsets(row_kinds: str, sizes: tuple[int, ...]) -> int:
     """Count the sub-constraints of the given sizes. None of them has both sides of one row."""
     two = row_kinds.count(BOTH)

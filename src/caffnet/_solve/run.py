@@ -8,6 +8,8 @@ arithmetic (`graph`).
 
 from __future__ import annotations
 
+import functools
+import operator
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -22,13 +24,14 @@ from caffnet._solve.problem import Answer, Options, Problem
 from caffnet._solve.tracing import are_concrete, is_compiling, is_exporting_plain, no_autocast
 
 
-def solve(problem: Problem, options: Options, start: Tensor | None = None) -> Answer:
+def solve(problem: Problem, options: Options, start: Tensor | None = None, value_only: bool = False) -> Answer:
     """Answer every sample, without gradients; `gradient` computes those.
 
     Args:
         problem: the data.
         options: with a definite search.
         start: the sides of rows to begin with, ``(B, m)``, int8, or None.
+        value_only: nobody reads the status and the active rows: they may be missing.
 
     Raises:
         ConstraintError, InfeasibleError: as `report` says.
@@ -38,10 +41,10 @@ def solve(problem: Problem, options: Options, start: Tensor | None = None) -> An
             with no_autocast(problem.f.device.type):
                 return graph.solve(problem, options)
         return _opaque(problem, options)
-    return _native(problem, options, start) if are_concrete(problem.tensors) else _opaque(problem, options)
+    return _native(problem, options, start, value_only) if are_concrete(problem.tensors) else _opaque(problem, options)
 
 
-def _native(problem: Problem, options: Options, start: Tensor | None) -> Answer:
+def _native(problem: Problem, options: Options, start: Tensor | None, value_only: bool = False) -> Answer:
     near = problem.f.is_cpu
     if not near and problem.f.is_cuda and gpu.is_available() and not sparse.is_sparse(problem.A):
         answer, count = gpu.solve(problem, options, start)
@@ -49,8 +52,10 @@ def _native(problem: Problem, options: Options, start: Tensor | None) -> Answer:
             report(problem.replace_tensors(*_cpu(*problem.tensors)), Answer(*_cpu(*answer)), options)
         return answer
     here = problem if near else _on_cpu(problem)
-    answer, bad = native.solve(here, options, None if start is None else start.cpu())
-    if bad:
+    answer, bad = native.solve(here, options, start if start is None else start.cpu(), value_only)
+    if bad and options.on_infeasible == "raise":
+        if value_only:  # the report reads all of it
+            answer, _ = native.solve(here, options, start)
         report(here, answer, options)
     if near:
         return answer
@@ -65,7 +70,8 @@ def gradient(
     """Gradients for f, w, A, lower, upper and the metric, where `wanted`, by the kernel."""
     if is_compiling() or not are_concrete((v, *problem.tensors)):
         tensors = (v, *problem.tensors, answer.value, answer.status, answer.active)
-        found = iter(torch.ops.caffnet.gradient(*tensors, list(wanted), *pack(problem, options)))
+        rules = (options.search, options.norm, options.strict, options.on_infeasible, options.gradient)
+        found = iter(torch.ops.caffnet.gradient(*tensors, list(wanted), problem.row_kinds, problem.soft, *rules))
         return tuple(next(found) if want else None for want in wanted)
     device = problem.f.device
     if problem.f.is_cpu:
@@ -127,7 +133,7 @@ def pack(problem: Problem, options: Options) -> tuple:
     labels = "" if p.labels is None else "".join("-1:" if name is None else f"{len(name)}:{name}" for name in p.labels)
     chosen = (options.search, options.norm, options.strict, options.on_infeasible, options.gradient, options.budget)
     # Tolerances for C++, which has no tolerance.py.
-    tolerances = list(native.tolerances(p.f.dtype, int(p.f.shape[-1])))
+    tolerances = list(native.tolerances(p.f.dtype, operator.index(p.f.shape[-1])))
     return (p.row_kinds, labels, list(p.batch_shape), *chosen, tolerances, p.soft)
 
 
@@ -144,7 +150,10 @@ def unpack(
     f, w, A, lower, upper, metric = tensors
     *chosen, _, soft = options
     problem = Problem(f, w, A, lower, upper, metric, row_kinds, tuple(names) or None, tuple(batch_shape), soft)
-    return problem, Options(*chosen)
+    return problem, _known_options(*chosen)
+
+
+_known_options = functools.lru_cache(maxsize=1024)(Options)
 
 
 def _opaque(problem: Problem, options: Options) -> Answer:
@@ -161,8 +170,10 @@ _operations = torch.library.Library("caffnet", "DEF")
 #: Of the operation that graphs hold; deploy/sources/torch_operator.cpp defines the same one for C++.
 SOLVE_SCHEMA = f"solve({_TENSORS}, {_PACKED}) -> (Tensor, Tensor, Tensor)"
 _operations.define(SOLVE_SCHEMA)
+# Of what is packed, this one takes what it reads: every argument costs time in every call of a compiled graph.
 _operations.define(
-    f"gradient(Tensor v, {_TENSORS}, Tensor value, Tensor status, Tensor active, bool[] wanted, {_PACKED}) -> Tensor[]"
+    f"gradient(Tensor v, {_TENSORS}, Tensor value, Tensor status, Tensor active, bool[] wanted, str row_kinds, "
+    "str soft, str search, float norm, bool strict, str on_infeasible, str gradient) -> Tensor[]"
 )
 
 
@@ -180,9 +191,9 @@ def _solve_shapes(*given: Any):
 
 def _gradient_op(v: Tensor, *more: Any):
     """`gradient` as one operation, of those that are wanted."""
-    value, status, active, wanted, *packed = more[6:]
-    problem, options = unpack(more[:6], *packed)
-    found = gradient(v, problem, Answer(value, status, active), options, tuple(wanted))
+    f, w, A, lower, upper, metric, value, status, active, wanted, row_kinds, soft, *rules = more
+    problem = Problem(f, w, A, lower, upper, metric, row_kinds, None, (), soft)
+    found = gradient(v, problem, Answer(value, status, active), _known_options(*rules), wanted)
     return [t for t in found if t is not None]
 
 

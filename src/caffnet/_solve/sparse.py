@@ -22,7 +22,7 @@ WORTH = 2**16
 
 def is_sparse(A: Tensor) -> bool:
     """Check whether a matrix is kept as its entries."""
-    return A.layout == torch.sparse_csr
+    return A.is_sparse_csr
 
 
 def store(A: Tensor) -> Tensor:

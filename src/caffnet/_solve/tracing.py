@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch._C import _is_tracing, _len_torch_dispatch_stack
 from torch._C._functorch import (  # pyright: ignore[reportMissingImports]
     is_functorch_wrapped_tensor,
     is_legacy_batchedtensor,
@@ -20,14 +21,14 @@ _PLAIN = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 def is_concrete(t: Tensor) -> bool:
     """Check whether a tensor holds numbers: not a meta, fake or recorded (tracing) or mapped (torch.func) one."""
-    if type(t) not in _PLAIN or torch._C._len_torch_dispatch_stack():
+    if type(t) not in _PLAIN or _len_torch_dispatch_stack():
         return False
     return not (t.is_meta or is_functorch_wrapped_tensor(t) or is_legacy_batchedtensor(t))
 
 
 def are_concrete(tensors: Iterable[Tensor | None]) -> bool:
     """Check whether all of these hold numbers, and no transform or recorder (make_fx, fake tensors) is at work."""
-    if peek_interpreter_stack() is not None or torch._C._len_torch_dispatch_stack():
+    if peek_interpreter_stack() is not None or _len_torch_dispatch_stack():
         return False
     for t in tensors:  # not all(...): a generator costs more than the checks
         if t is not None and (type(t) not in _PLAIN or t.is_meta or is_legacy_batchedtensor(t)):
@@ -39,6 +40,19 @@ def are_concrete(tensors: Iterable[Tensor | None]) -> bool:
 is_compiling = torch.compiler.is_compiling
 #: Whether torch.export traces this code: the graph may run without Python.
 is_exporting = torch.compiler.is_exporting
+
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def constant(function: _Function) -> _Function:
+    """Mark a function of numbers and texts: compiled graphs take its result and do not look inside.
+
+    Whatever they look at, they check again in every call. This is what the decorator
+    torch.compiler.assume_constant_result does, which also imports dynamo: that takes longer than all the rest.
+    """
+    function._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
+    return function
 
 
 _plain: list[bool] = []  # one entry for each context of `plain_operations`; not a ContextVar, which dynamo cannot read
@@ -59,18 +73,15 @@ def is_exporting_plain() -> bool:
     return is_exporting() and _wants_plain()
 
 
+@constant  # dynamo, as in export(strict=True), would take the second question for no
 def _wants_plain() -> bool:
     return len(_plain) > 0 or torch.onnx.is_in_onnx_export()
 
 
-# Dynamo, as in export(strict=True), would take the second question for no. This is what the decorator
-# torch.compiler.assume_constant_result does, which also imports dynamo: that takes longer than all the rest.
-_wants_plain._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
-
-
+@constant
 def is_jit_tracing() -> bool:
     """Check whether torch.jit.trace traces this code."""
-    return torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
+    return _is_tracing()  # what torch.jit.is_tracing says outside of a script
 
 
 def in_transform() -> bool:

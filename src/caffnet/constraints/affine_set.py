@@ -39,6 +39,8 @@ from caffnet.constraints.shapes import NO_AXES, joint_shape, stack_bounds
 from caffnet.constraints.softness import HARD, SOFT, SOFT_IF_NEAREST, WEIGHTED, Softness, join_softness
 from caffnet.errors import ConstraintError, DtypeError
 
+_KINDS = EQUAL + UPPER + LOWER + BOTH + FREE
+
 
 class AffineSet:
     r"""The affine set $\{y \in \mathbb{R}^n : lower \le A y \le upper\}$.
@@ -160,7 +162,7 @@ class AffineSet:
     ) -> AffineSet:
         """Put a set together again from its parts, each under its own name."""
         kinds = row_kinds if isinstance(row_kinds, str) else "".join(row_kinds)
-        if len(kinds) != A.shape[-2] or kinds.strip(EQUAL + UPPER + LOWER + BOTH + FREE):
+        if len(kinds) != A.shape[-2] or kinds.strip(_KINDS):
             raise ConstraintError(f"row_kinds must be {A.shape[-2]} characters of '=<>B-', one per row, got {kinds!r}.")
         read = (
             read_labels_again if isinstance(labels, tuple) else read_labels
@@ -202,7 +204,7 @@ class AffineSet:
     @property
     def m(self) -> int:
         """The number of rows."""
-        return self._A.shape[-2]
+        return len(self._row_kinds)
 
     @property
     def n(self) -> int:
@@ -524,14 +526,15 @@ class AffineSet:
         A set written in lists and scalars takes any type; data that came with a type are never cast behind the
         user's back.
         """
+        A = self._A
+        if point.dtype is A.dtype and point.device == A.device:
+            return self
         if point.device != self.device:
             if not self._weak:
                 raise ConstraintError(
                     f"{name} is on {point.device}, the constraints are on {self.device}: write set.to({name}.device)."
                 )
             return self.to(point.device).like(point, name)
-        if point.dtype == self.dtype:
-            return self
         if point.dtype not in (torch.float32, torch.float64):
             raise DtypeError(
                 f"{name} is {point.dtype}; the layer works in float32 or float64: write {name}.float() "

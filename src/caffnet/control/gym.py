@@ -268,7 +268,7 @@ class ActionFilter:
         taken = round_inwards(answer, self.space.dtype)
         # Equalities and thin sets leave no room to round inwards: the environment would saturate the rest unseen.
         taken = np.minimum(np.maximum(taken, self.space.low), self.space.high)
-        if not np.isfinite(taken).all():
+        if not _all(np.isfinite(taken)):
             where = np.argwhere(~np.isfinite(taken).all(-1))[0]
             name, place = Status(int(status[tuple(where)])).name, tuple(where.tolist())
             states = (x[0] if isinstance(x, tuple) else x)[place]
@@ -290,24 +290,25 @@ def round_inwards(answer: Projection, kind: Any) -> np.ndarray:
     """
     value = answer.value.numpy()
     short = value.astype(kind)
-    if short.dtype == np.float64 or (short == value).all():  # nothing was rounded
+    if short.dtype == np.float64 or _all(short == value):  # nothing was rounded
         return short
     rows = answer.set
-    A, lower, upper = (side.numpy() for side in (rows.A, rows.lower, rows.upper))
+    A, lower, upper = rows.A.numpy(), rows.lower.numpy(), rows.upper.numpy()
     if rows.softness is not None:
         kinds, relaxed = rows.softness.kinds, answer.status.numpy() == int(Status.RELAXED)
-        if WEIGHTED in kinds or relaxed.any():
+        if WEIGHTED in kinds or np.count_nonzero(relaxed):
             giving = relaxed[..., None] & ~_marked(kinds, HARD) | _marked(kinds, WEIGHTED)
             lower, upper = np.where(giving, -np.inf, lower), np.where(giving, np.inf, upper)
     equal = _marked(rows.row_kinds, EQUAL)
 
     def broken(point: np.ndarray) -> Any:
         height = (A @ point.astype(np.float64)[..., None])[..., 0]
-        return (((height > upper) | (height < lower)) & ~equal).any(-1)
+        return ((height > upper) | (height < lower)) & ~equal
 
     bad = broken(short)
-    if not bad.any():
+    if not np.count_nonzero(bad):
         return short
+    bad = bad.any(-1)
     room = np.where(equal, 0.0, 2 * np.finfo(kind).eps * (np.abs(A) @ np.abs(value)[..., None])[..., 0])
     room = room + np.where(equal, 0.0, float(np.finfo(kind).tiny))
     tight = AffineSet.from_parts(
@@ -315,7 +316,7 @@ def round_inwards(answer: Projection, kind: Any) -> np.ndarray:
     )
     inner = project(answer.value, tight, on_infeasible="nan").value.numpy().astype(kind)
     better = bad & np.isfinite(inner).all(-1)
-    better &= ~broken(np.where(better[..., None], inner, short))
+    better &= ~broken(np.where(better[..., None], inner, short)).any(-1)
     return np.where(better[..., None], inner, short)
 
 
@@ -323,6 +324,11 @@ def round_inwards(answer: Projection, kind: Any) -> np.ndarray:
 def _marked(kinds: str, kind: str) -> np.ndarray:
     """Which rows are of a kind, ``(m,)``."""
     return np.array([each == kind for each in kinds])
+
+
+def _all(mask: Any) -> bool:
+    """Check whether all are true; of a few numbers, in half the time of ``mask.all()``."""
+    return np.count_nonzero(mask) == mask.size
 
 
 def _copied(observed: Any) -> Any:
@@ -341,6 +347,6 @@ def _numbers(name: str, given: np.ndarray, *shape: int) -> np.ndarray:
     numbers = np.array(given.detach().cpu().numpy() if isinstance(given, Tensor) else given, dtype=np.float64)
     if numbers.shape != shape:
         raise ConstraintError(f"The {name} must have shape {shape}, got {numbers.shape}.")
-    if not np.isfinite(numbers).all():
+    if not _all(np.isfinite(numbers)):
         raise ConstraintError(f"The {name} must be finite numbers, got {numbers.tolist()}.")
     return numbers
