@@ -57,6 +57,31 @@ def c_step(program: Path) -> float:
     return median([float(re.search(r"(\d+) ns per step", text).group(1)) for text in found])
 
 
+ROWS = """
+#include <math.h>
+#include <stdio.h>
+#include <time.h>
+#include "policy.h"
+#include "policy_vectors.h"
+static PolicyMemory memory;
+int main(void) {
+    clock_t start = clock();
+    for (long k = 0; k < 1000000; k++)
+        policy_rows(vector_x + (k % POLICY_VECTORS) * POLICY_INPUTS, memory.A, memory.lower, memory.upper, memory.metric);
+    printf("%.0f ns per step\\n", 1e9 * (double)(clock() - start) / CLOCKS_PER_SEC / 1e6);
+}
+"""
+
+
+def rows_step(folder: Path) -> float:
+    """Nanoseconds of the function that computes the rows from the state: DAQP needs them too."""
+    (folder / "rows.c").write_text(ROWS)
+    files = [str(folder / name) for name in ("rows.c", "policy_data.c")]
+    line = ["gcc", "-std=c11", "-O3", "-ffp-contract=off", f"-I{folder}", f"-I{folder}/kernel", *files]
+    subprocess.run([*line, "-o", str(folder / "rows"), "-lm"], check=True)
+    return c_step(folder / "rows")
+
+
 def daqp_step(sets: list[AffineSet], f: Tensor) -> float:
     """Nanoseconds of DAQP alone, by its own clock: setup and solution of min |y - f|² / 2 over the rows."""
     sense = np.zeros(sets[0].m, dtype=np.int32)
@@ -140,6 +165,7 @@ def main() -> None:
             fast = c_step(compile_c(folder, "-O3"))
             native_step = c_step(compile_c(folder, "-O3", "-march=native"))
             raw = daqp_step(sets, outputs_around(whole, x)[:63])
+            rows = 0.0 if inputs is None else rows_step(folder)
             code, ram = sizes(folder)
             n_in = 4 if inputs is None else 3
             dim = fixed.n if inputs is None else 2
@@ -152,8 +178,9 @@ def main() -> None:
             to_c(model, folder, inputs=samples)
             policy = c_step(compile_c(folder, "-O3", "-march=native"))
             sys.stdout.write(
-                f"{name}\n  layer in C {fast:.0f} ns (-march=native {native_step:.0f}), DAQP {raw:.0f} ns: "
-                f"{fast / raw:.2f} ({native_step / raw:.2f})\n  with a 3 x 200 network: torch {eager:.0f} ns, "
+                f"{name}\n  layer in C {fast:.0f} ns (-march=native {native_step:.0f}), of which the rows {rows:.0f} ns; "
+                f"DAQP {raw:.0f} ns: {fast / raw:.2f} ({native_step / raw:.2f}); with the rows, which it needs too, "
+                f"{fast / (raw + rows):.2f} ({native_step / (raw + rows):.2f})\n  with a 3 x 200 network: torch {eager:.0f} ns, "
                 f"ONNX Runtime {onnx:.0f} ns ({onnx / eager:.2f}), C {policy:.0f} ns ({policy / eager:.2f})\n"
                 f"  code of kernel, policy and data {code} bytes, memory {ram} "
                 f"(workspace {native.workspace_size(whole.n, whole.m, native.SEARCHES['active'])})\n"
