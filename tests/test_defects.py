@@ -416,6 +416,28 @@ def test_the_tip_of_a_cone_is_the_origin(dtype: torch.dtype):
     assert tips > 100
 
 
+def test_relaxed_never_stands_beside_a_broken_hard_row():
+    """At the ends of the range of numbers, under strict, a hard row was exceeded by a quarter of its terms."""
+    inf, big = float("inf"), 1.0000000000000001e300
+    rows = [[0, 0, 1, big], [0, 0, 0.1, big / 10], [0, 0, 1, big], [0, 1, 0, 0], [0, 0, -4, -4 * big]]
+    rows += [[1, 0, -3.9998779296875, 1], [1, 0.15625, 1, 5e-324]]
+    low = torch.tensor([-inf, -4, 0, -inf, -inf, 0, -inf], dtype=torch.float64)
+    high = torch.tensor([3.2e60, 4, 0, 4, 4, 0, 0], dtype=torch.float64)
+    hard = AffineSet(torch.tensor(rows, dtype=torch.float64), low, high)
+    goal = AffineSet(torch.tensor([[1.0, 0, 0, -4]], dtype=torch.float64), [3.2e60], [inf]).soft()
+    f = torch.tensor([0.0, -4, -4, 0], dtype=torch.float64)
+    answer = project(f, hard & goal, strict=True, on_infeasible="nearest")
+    values = [sum(Fraction(a) * Fraction(y) for a, y in zip(row, answer.value.tolist(), strict=True)) for row in rows]
+    sizes = [
+        sum(abs(Fraction(a) * Fraction(y)) for a, y in zip(row, answer.value.tolist(), strict=True)) for row in rows
+    ]
+    holds = all(
+        (bottom == -inf or v >= Fraction(bottom) - size / 10**9) and (top == inf or v <= Fraction(top) + size / 10**9)
+        for v, size, bottom, top in zip(values, sizes, low.tolist(), high.tolist(), strict=True)
+    )
+    assert holds or answer.status == Status.WITHIN_TOL
+
+
 def test_a_batch_without_samples_and_a_set_without_rows():
     rows = AffineSet.inequality(torch.ones(1, 3), [1.0])
     answer = project(torch.zeros(0, 3), rows)

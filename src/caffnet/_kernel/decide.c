@@ -599,7 +599,8 @@ FN int lean_on_soft_rows(const CaffnetBatch *batch, int64_t b, Work *work) {
     copy(work->g, work->y, s->n);
     choose_yielding(work, SOFT_ROWS);
     keep_hard_rows(batch, b, work);
-    int state = check(s, work->y, largest(work->y, s->n), NULL, 0, &work->t) == REJECTED ? CAFFNET_RELAXED : CAFFNET_WITHIN_TOL;
+    int more = check(s, work->y, largest(work->y, s->n), NULL, 0, &work->t) == REJECTED;
+    int state = more && hard_rows_hold(work) ? CAFFNET_RELAXED : CAFFNET_WITHIN_TOL;
     write_answer(batch, b, work, state);
     return state;
 }
