@@ -416,6 +416,20 @@ def test_the_tip_of_a_cone_is_the_origin(dtype: torch.dtype):
     assert tips > 100
 
 
+@pytest.mark.parametrize("width", [1.1, 1.2, 1.3])
+def test_rows_that_lie_near_the_ones_before(width: float):
+    """Each row keeps a tenth of its length beside the rows before: what one step of Gram-Schmidt leaves must not grow."""
+    at = torch.arange(64, dtype=torch.float64)
+    A = torch.exp(-((at[:40, None] + 12 - at) ** 2) / (2 * width**2))
+    stream = torch.Generator().manual_seed(0)
+    inside, noise = (torch.randn(64, dtype=torch.float64, generator=stream) for _ in range(2))
+    f = inside + 3 * noise
+    answer = project(f, AffineSet.equality(A, A @ inside))
+    nearest = f - torch.linalg.lstsq(A, A @ (f - inside), driver="gelsd").solution
+    assert answer.status == Status.PROJECTED
+    torch.testing.assert_close(answer.value, nearest, rtol=0, atol=1e-9)
+
+
 def test_relaxed_never_stands_beside_a_broken_hard_row():
     """At the ends of the range of numbers, under strict, a hard row was exceeded by a quarter of its terms."""
     inf, big = float("inf"), 1.0000000000000001e300

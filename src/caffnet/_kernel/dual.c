@@ -63,7 +63,7 @@ FN void warm(const Rows *s, Face *face, const int8_t *start, const double *g, do
 
 /* The row that y violates most, of those that were violated before; of all, when none of those is any more; -1 if
    there is none. `fine` is the excess, relative to the data, that counts as satisfied. Its value a y goes to `at`. Whether
-   a row is violated cannot be foreseen, so the loop has no branch for it. */
+   a row is violated cannot be foreseen, so the list of them is made without a branch. */
 FN Index most_violated(const Rows *s, Face *face, const double *y, double size, double fine, const CaffnetTolerances *t,
                        Index *waiting, double *at) {
     double free = fine * size + t->underflow, worst = 0.0, values[GROUP];
@@ -192,9 +192,11 @@ FN Index dual(Work *work, const double *g, double *y, const int8_t *start, doubl
             rounds = face->k == n ? 4 : n + 10; /* at a vertex there is little left to gain */
             copy_face(s, &work->saved, face);
         }
-        Index k = face->k;
-        if (join(work, p, at, y)) work->flat = 0;
-        else if (coarse > 0.0 && !work->flat && face->k == k) { /* y has the rounding of all steps in it: look again without */
+        Index before = face->k;
+        int flat = work->flat;
+        work->flat = 0;
+        if (join(work, p, at, y)) continue;
+        if (coarse > 0.0 && !flat && face->k == before) { /* y has the rounding of all steps in it: look again without */
             flat_point(s, face, g, y);
             work->flat = 1;
             waiting = 0;

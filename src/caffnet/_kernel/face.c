@@ -175,7 +175,7 @@ FN void drop(Face *face, Index place, Index n) {
 FN double remainder_after_drop(const Rows *s, Index i, Face *face, double left) {
     double back = face->d[face->k];
     left += back * back;
-    if (left < CANCELLATION * s->squared[i]) return remainder_of(s, i, face);
+    if (left < CANCELLATION_OF_DROP * s->squared[i]) return remainder_of(s, i, face);
     move(face, face->k, -back, face->z, s->n);
     return left;
 }

@@ -157,7 +157,7 @@ FN Index climb(Work *work, const double *g, double *y, double *relax, const int8
                 work->conflict[i] = is_finite(s->high[i]) ? 1.0 : is_finite(s->low[i]) ? -1.0 : 0.0;
                 work->fine[i] = 0.0;
             }
-        double noise = 0.0, needed = needed_relaxation(work, largest(g, s->n) + largest(y, s->n), &noise);
+        double noise = 0.0, needed = needed_relaxation(work, largest(g, s->n), &noise); /* not y: a row that only rounding tells apart has thrown it far */
         if (needed == HUGE_VAL) return CONFLICT;
         if (k == CONFLICT && needed > *relax + noise) *relax = needed;
         else if (before) start = NULL; /* the rows that it began with may be to blame */

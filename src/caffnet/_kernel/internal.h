@@ -33,9 +33,12 @@ enum { REJECTED = -1 };                 /* in place of a status */
 #define ROUNDING 0x1p-51
 /* Levels of soft rows that a gradient tells apart. */
 #define LEVELS 16
-/* A remainder |z|^2 below this share of |a|^2 has lost a decimal digit: it is then projected again. */
-#define CANCELLATION 0.01
-/* Lines of a factor that are worked on together. */
+/* A remainder |z|^2 below this share of |a|^2 is projected again. Every row multiplies what the directions lack of being
+   orthogonal by |d| / |z|; from one half on that is at most 1, and nothing grows from row to row. */
+#define CANCELLATION 0.5
+/* What a remainder gets back along one direction brings no such factor: a lost decimal digit is what it may cost. */
+#define CANCELLATION_OF_DROP 0.01
+/* Lines of a factor that are worked on together; what is written out for them is written for four. */
 #define GROUP 4
 /* Smaller sets are answered faster by the general method. */
 #define DIRECT_FROM 12
@@ -245,7 +248,9 @@ FN double rounded(double x, int single) { return single ? (double)(float)x : x; 
 #endif
 #define PARTS (8 / WIDTH)
 
-#if defined(__GNUC__) && !defined(__clang__)
+#if defined(__CUDACC__)
+#define UNROLL _Pragma("unroll")
+#elif defined(__GNUC__) && !defined(__clang__)
 #define UNROLL _Pragma("GCC unroll 8")
 #else
 #define UNROLL
@@ -329,7 +334,7 @@ INLINE double total_of(const Eight *sum, const double *a, const double *b, Index
     return left & 1 ? total + a[0] * b[0] : total;
 }
 
-/* Products of some `lines` with b, COUNT at a time (a constant): each number of b is loaded once. The bits are those of
+/* Products of `count` lines (a constant) with b: each number of b is loaded once. The bits are those of
    long_dot, whose order of sums depends on n alone. */
 INLINE void long_dots(const double *const *lines, int count, const double *b, Index n, double *to) {
     Eight sum[GROUP];

@@ -11,6 +11,7 @@ import functools
 import math
 import os
 import struct
+from array import array
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -184,8 +185,8 @@ class Batch:
         value, status, active, choice = answer
         told = None
         if status is _UNTOLD:
-            told = (ctypes.c_char * (samples * (m + 1)))()
-            status_at = ctypes.addressof(told)
+            told = array("b", bytes(samples * (m + 1)))
+            status_at = told.buffer_info()[0]
             active_at = status_at + samples
         else:
             status_at, active_at = status.data_ptr(), active.data_ptr()

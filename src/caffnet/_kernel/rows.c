@@ -41,7 +41,7 @@ FN double value_of(const Rows *s, Index i, const double *y) {
     return total;
 }
 
-/* The values of up to a GROUP of rows at y, with the same bits. */
+/* The values of up to a GROUP of rows at y, with the bits of value_of. */
 FN void values_of(const Rows *s, const Index *rows, Index count, const double *y, double *values) {
     if (s->n >= 8 && count == GROUP && !s->start) {
         const double *lines[GROUP];

@@ -52,7 +52,8 @@ def _native(problem: Problem, options: Options, start: Tensor | None, value_only
             report(problem.replace_tensors(*_cpu(*problem.tensors)), Answer(*_cpu(*answer)), options)
         return answer
     here = problem if near else _on_cpu(problem)
-    answer, bad = native.solve(here, options, start if start is None else start.cpu(), value_only)
+    start = start if start is None else start.cpu()
+    answer, bad = native.solve(here, options, start, value_only)
     if bad and options.on_infeasible == "raise":
         if value_only:  # the report reads all of it
             answer, _ = native.solve(here, options, start)
