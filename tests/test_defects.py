@@ -10,6 +10,7 @@ import time
 from fractions import Fraction
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -418,7 +419,7 @@ def test_the_tip_of_a_cone_is_the_origin(dtype: torch.dtype):
 
 @pytest.mark.parametrize("width", [1.1, 1.2, 1.3])
 def test_rows_that_lie_near_the_ones_before(width: float):
-    """Each row keeps a tenth of its length beside the rows before: what one step of Gram-Schmidt leaves must not grow."""
+    """Each row keeps a tenth of its length beside those before: what one Gram-Schmidt step leaves must not grow."""
     at = torch.arange(64, dtype=torch.float64)
     A = torch.exp(-((at[:40, None] + 12 - at) ** 2) / (2 * width**2))
     stream = torch.Generator().manual_seed(0)
@@ -428,6 +429,37 @@ def test_rows_that_lie_near_the_ones_before(width: float):
     nearest = f - torch.linalg.lstsq(A, A @ (f - inside), driver="gelsd").solution
     assert answer.status == Status.PROJECTED
     torch.testing.assert_close(answer.value, nearest, rtol=0, atol=1e-9)
+
+
+def test_the_least_violation_beside_rows_that_only_rounding_tells_apart():
+    """A point thrown far by such a row was taken for the size of the problem: the answer was f, violated by 0.9."""
+    optimize = pytest.importorskip("scipy.optimize")
+    draw = np.random.default_rng(9525)
+    n = int(draw.integers(2, 30))
+    m = int(draw.integers(1, 3 * n))
+    A = draw.standard_normal((m, n))
+    A[draw.random((m, n)) < 0.7] = 0
+    inside = draw.standard_normal(n)
+    value = A @ inside
+    high = value + draw.exponential(1, m) * (draw.random(m) < 0.7)
+    low = np.where(draw.random(m) < 0.5, -np.inf, value - draw.exponential(1, m))
+    assert draw.random() < 0.2
+    high = value - 0.01 * draw.random(m)
+    low = np.minimum(low, high)
+    if draw.random() < 0.4:
+        count = int(draw.integers(0, n))
+        equal = draw.choice(m, min(count, m), replace=False)
+        low[equal] = high[equal] = value[equal]
+    f = inside + 10.0 ** draw.integers(-2, 5) * draw.standard_normal((4, n))
+    answer = project(torch.tensor(f), AffineSet(A, low, high), on_infeasible="nearest")
+    below = np.isfinite(low)
+    sides, bounds = np.vstack([A, -A[below]]), np.concatenate([high, -low[below]])
+    rows = np.hstack([sides, -np.ones((len(bounds), 1))])
+    free = [(None, None)] * n + [(0, None)]
+    least = optimize.linprog(np.eye(n + 1)[-1], rows, bounds, bounds=free).fun
+    assert least > 1e-3
+    assert (answer.status == Status.INFEASIBLE).all()
+    assert answer.violation.numpy() == pytest.approx(least, rel=1e-9)
 
 
 def test_relaxed_never_stands_beside_a_broken_hard_row():
