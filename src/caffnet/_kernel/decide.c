@@ -161,11 +161,9 @@ FN int project(Work *work, int search, const int8_t *start) {
 }
 
 FN void restore_bounds(Work *work) {
-    for (Index i = 0; i < work->rows.m; i++) {
-        work->rows.low[i] = work->low[i];
-        work->rows.high[i] = work->high[i];
-        work->rows.equal[i] = work->low[i] == work->high[i];
-    }
+    copy(work->rows.low, work->low, work->rows.m);
+    copy(work->rows.high, work->high, work->rows.m);
+    mark_equal(&work->rows);
 }
 
 /* Keep the point and its rows, while another one is looked for. */
@@ -516,7 +514,7 @@ FN void keep_hard_rows(const CaffnetBatch *batch, int64_t b, Work *work) {
 }
 
 FN void write_answer(const CaffnetBatch *batch, int64_t b, const Work *work, int status) {
-    for (int64_t i = 0; i < batch->m; i++) batch->active[b * batch->m + i] = work->face.held[i];
+    memcpy(batch->active + b * batch->m, work->face.held, (size_t)batch->m);
     batch->status[b] = (int8_t)status;
     write_value(batch, b, work);
 }

@@ -231,7 +231,7 @@ FN void direct_independent(const Rows *s, int8_t *held) {
                 if (loose == 0) held[i] = 0;
                 else row = 1;
             } else if (shape == CHAIN) {
-                double up;
+                double up = 0.0;
                 Index place = link_of(s, i, &up), first = run_of(before, place), second = run_of(before, place + 1);
                 if (d->side[first] && d->side[second]) held[i] = 0;
                 else {

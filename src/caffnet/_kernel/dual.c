@@ -62,37 +62,36 @@ FN void warm(const Rows *s, Face *face, const int8_t *start, const double *g, do
 }
 
 /* The row that y violates most, of those that were violated before; of all, when none of those is any more; -1 if
-   there is none. `fine` is the excess, relative to the data, that counts as satisfied. Its value a y goes to `at`. Whether
-   a row is violated cannot be foreseen, so the list of them is made without a branch. */
+   there is none. `fine` is the excess, relative to the data, that counts as satisfied. Its value a y goes to `at`. */
 FN Index most_violated(const Rows *s, Face *face, const double *y, double size, double fine, const CaffnetTolerances *t,
                        Index *waiting, double *at) {
     double free = fine * size + t->underflow, worst = 0.0, values[GROUP];
-    Index found = -1, group[GROUP];
+    Index found = -1, *rows = face->violated;
+    int grouped = s->n >= 8; /* shorter rows gain nothing from company */
     for (;;) {
         int all = *waiting == 0;
         Index left_over = 0, count = all ? s->m : *waiting;
-        for (Index e = 0; e < count; e += GROUP) {
-            Index size_of_group = count - e < GROUP ? count - e : GROUP;
-            for (Index l = 0; l < size_of_group; l++) group[l] = all ? e + l : face->violated[e + l];
-            values_of(s, group, size_of_group, y, values);
-            for (Index l = 0; l < size_of_group; l++) {
-                Index i = group[l];
-                double above = values[l] - s->high[i], below = s->low[i] - values[l], excess = larger(above, below);
-                int violated = (above > free + fine * fabs(s->high[i])) | (below > free + fine * fabs(s->low[i]));
-                violated &= face->held[i] == 0; /* an equality that is not held depends on the others */
-                face->violated[left_over] = i;
-                left_over += violated;
-                excess *= excess;
-                if (violated & (excess > (1.0 + t->tie) * worst * s->squared[i])) { /* of equal rows the first */
-                    found = i;
-                    worst = excess / s->squared[i];
-                    *at = values[l];
-                }
+        for (Index i = 0; all && i < count; i++) rows[i] = i;
+        for (Index e = 0; e < count; e++) {
+            Index i = rows[e];
+            if (grouped && e % GROUP == 0) values_of(s, rows + e, count - e < GROUP ? count - e : GROUP, y, values);
+            double value = grouped ? values[e % GROUP] : value_of(s, i, y);
+            double above = value - s->high[i], below = s->low[i] - value, excess = larger(above, below);
+            if (!(excess > free)) continue; /* most rows, at the cost of one comparison */
+            int violated = (above > free + fine * fabs(s->high[i])) | (below > free + fine * fabs(s->low[i]));
+            violated &= face->held[i] == 0; /* an equality that is not held depends on the others */
+            rows[left_over] = i;
+            left_over += violated;
+            excess *= excess;
+            if (violated & (excess > worst * s->squared[i])) { /* of equal rows the first */
+                found = i;
+                worst = (1.0 + t->tie) * (excess / s->squared[i]);
+                *at = value;
             }
         }
         *waiting = left_over;
         if (found < 0 && left_over > 0) { /* squares that underflow: any of them */
-            found = face->violated[0];
+            found = rows[0];
             *at = value_of(s, found, y);
         }
         if (found >= 0 || all) return found;

@@ -12,22 +12,53 @@ FN void *take(Pool *pool, size_t count, size_t size) {
     return place;
 }
 
-#define DOUBLES(count) (double *)take(&pool, (size_t)(count), sizeof(double))
-#define INDICES(count) (Index *)take(&pool, (size_t)(count), sizeof(Index))
-#define MARKS(count) (int8_t *)take(&pool, (size_t)(count), 1)
+#define DOUBLES(count) (double *)take(pool, (size_t)(count), sizeof(double))
+#define INDICES(count) (Index *)take(pool, (size_t)(count), sizeof(Index))
+#define MARKS(count) (int8_t *)take(pool, (size_t)(count), 1)
+
+/* Divide memory for the work on a sparse matrix. */
+FN void carve_sparse(Newton *newton, size_t n, size_t m, const int32_t *start, Pool *pool) {
+    size_t entries = (size_t)start[m], long_rows = 0;
+    for (size_t i = 0; i < m; i++) long_rows += start[i + 1] - start[i] != 1; /* an empty row has a place in the order too */
+    newton->column = INDICES(n + 1);
+    newton->row = INDICES(entries);
+    newton->entry = DOUBLES(entries);
+    newton->order = INDICES(m);
+    newton->list = INDICES(m);
+    newton->place = INDICES(m);
+    newton->parent = INDICES(m);
+    newton->mark = INDICES(m);
+    newton->path = INDICES(m);
+    newton->begin = INDICES(m);
+    newton->end = INDICES(m);
+    newton->pivot = DOUBLES(m);
+    newton->line = DOUBLES(m);
+    newton->u = DOUBLES(m);
+    newton->trial = DOUBLES(m);
+    newton->step = DOUBLES(m);
+    newton->along = DOUBLES(m);
+    newton->slope = DOUBLES(m);
+    newton->right = DOUBLES(m);
+    newton->x = DOUBLES(n);
+    newton->y = DOUBLES(n);
+    newton->moving = MARKS(m);
+    newton->face = MARKS(m);
+    newton->room = (int64_t)(long_rows * (long_rows + 1) / 2);
+    newton->room = newton->room < MOST_FACTORS ? newton->room : MOST_FACTORS;
+    newton->L = DOUBLES(newton->room);
+    newton->where = INDICES(newton->room);
+}
 
 /* Divide the caller's memory; how much of it is used. `start` of a sparse matrix, else NULL. */
 FN size_t carve(Work *work, int64_t outputs, int64_t count, const int32_t *start, int search, void *memory) {
-    Pool pool = {(char *)memory, 0};
+    Pool whole = {(char *)memory, 0}, *pool = &whole;
     size_t n = (size_t)outputs, m = (size_t)count, wide = m > n ? m : n, dense = start == NULL;
-    size_t entries = dense ? 0 : (size_t)start[m], long_rows = 0, few = dense ? 0 : m;
-    for (size_t i = 0; i < few; i++) long_rows += start[i + 1] - start[i] != 1; /* an empty row has a place in the order too */
     size_t deep = search == CAFFNET_ACTIVE ? 1 : n + 1, paper = search == CAFFNET_PAPER ? n + 1 : 0;
     memset(work, 0, sizeof *work);
     Rows *s = &work->rows;
     s->m = (Index)count;
     s->n = (Index)outputs;
-    s->A = DOUBLES(dense ? m * n : entries);
+    s->A = DOUBLES(dense ? m * n : (size_t)start[m]);
     s->exponent = INDICES(m);
     s->factor = DOUBLES(m);
     s->squared = DOUBLES(m);
@@ -48,30 +79,6 @@ FN size_t carve(Work *work, int64_t outputs, int64_t count, const int32_t *start
     direct->first = INDICES(n);
     direct->from = INDICES(n);
     direct->until = INDICES(n);
-    Newton *newton = &work->newton;
-    newton->column = INDICES(dense ? 0 : n + 1);
-    newton->row = INDICES(entries);
-    newton->entry = DOUBLES(entries);
-    newton->order = INDICES(few);
-    newton->list = INDICES(few);
-    newton->place = INDICES(few);
-    newton->parent = INDICES(few);
-    newton->mark = INDICES(few);
-    newton->path = INDICES(few);
-    newton->begin = INDICES(few);
-    newton->end = INDICES(few);
-    newton->pivot = DOUBLES(few);
-    newton->line = DOUBLES(few);
-    newton->u = DOUBLES(few);
-    newton->trial = DOUBLES(few);
-    newton->step = DOUBLES(few);
-    newton->along = DOUBLES(few);
-    newton->slope = DOUBLES(few);
-    newton->right = DOUBLES(few);
-    newton->x = DOUBLES(dense ? 0 : n);
-    newton->y = DOUBLES(dense ? 0 : n);
-    newton->moving = MARKS(few);
-    newton->face = MARKS(few);
     Face *face = &work->face;
     Face *faces[3] = {face, &work->saved, &work->first};
     for (int c = 0; c < 3; c++) {
@@ -126,11 +133,8 @@ FN size_t carve(Work *work, int64_t outputs, int64_t count, const int32_t *start
     }
     face->rest = DOUBLES(dense * m * n);
     face->part = DOUBLES(dense * m * n);
-    newton->room = (int64_t)(long_rows * (long_rows + 1) / 2);
-    newton->room = newton->room < MOST_FACTORS ? newton->room : MOST_FACTORS;
-    newton->L = DOUBLES(newton->room);
-    newton->where = INDICES(newton->room);
-    return pool.used;
+    if (!dense) carve_sparse(&work->newton, n, m, start, pool);
+    return pool->used;
 }
 
 /* Take from the batch what the work on its samples needs beside memory. */
@@ -170,12 +174,12 @@ typedef struct {
 
 /* Divide memory for the copies of a matrix with so many numbers, and `rows` if it is sparse, else 0; how much is used. */
 FN size_t carve_copies(Copies *copies, int64_t numbers, int64_t rows, void *memory) {
-    Pool pool = {(char *)memory, 0};
-    copies->kept = (Kept *)take(&pool, 1, sizeof(Kept));
+    Pool whole = {(char *)memory, 0}, *pool = &whole;
+    copies->kept = (Kept *)take(pool, 1, sizeof(Kept));
     copies->A = DOUBLES(numbers);
     copies->row_start = INDICES(rows > 0 ? rows + 1 : 0);
     copies->columns = INDICES(rows > 0 ? numbers : 0);
-    return pool.used;
+    return pool->used;
 }
 
 FN int same_bits(const void *one, const void *other, size_t bytes) {
@@ -245,7 +249,7 @@ FN void keep(const CaffnetBatch *batch, const Work *work, int sound, int identit
 
 /* Divide memory for the white sample of a metric, but for its own work; how much of it is used. */
 FN size_t carve_metric(Metric *metric, int64_t outputs, int64_t count, void *memory) {
-    Pool pool = {(char *)memory, 0};
+    Pool whole = {(char *)memory, 0}, *pool = &whole;
     size_t n = (size_t)outputs, m = (size_t)count;
     memset(metric, 0, sizeof *metric);
     metric->A = DOUBLES(m * n);
@@ -257,7 +261,7 @@ FN size_t carve_metric(Metric *metric, int64_t outputs, int64_t count, void *mem
     metric->active = MARKS(m);
     metric->L = DOUBLES(n * n);
     metric->M = DOUBLES(n * n);
-    return pool.used;
+    return pool->used;
 }
 
 FN void prepare_metric(Metric *metric, const CaffnetBatch *batch, void *memory) {

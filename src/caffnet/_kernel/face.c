@@ -257,8 +257,9 @@ FN void copy_face(const Rows *s, Face *to, const Face *from) {
 FN void restart(Work *work) {
     Rows *s = &work->rows;
     Face *face = &work->face;
+    const int8_t *equal = s->equal;
     int same = work->ready;
-    for (Index i = 0; i < s->m && same; i++) same = work->before[i] == s->equal[i];
+    for (Index i = 0; i < s->m && same; i++) same = work->before[i] == equal[i];
     clear_face(s, face);
     if (s->direct.family != ANY) {
         work->ready = 0;
@@ -270,11 +271,10 @@ FN void restart(Work *work) {
         return;
     }
     face->base = 0; /* until it is complete */
-    for (Index i = 0; i < s->m; i++) {
-        work->before[i] = s->equal[i];
-        face->left[i] = -1.0;
-        if (s->equal[i] && s->squared[i] > 0.0) add(s, face, i, 1, work->t.rank);
-    }
+    memcpy(work->before, equal, (size_t)s->m);
+    for (Index i = 0; i < s->m; i++)
+        if (equal[i] && s->squared[i] > 0.0) add(s, face, i, 1, work->t.rank);
     face->base = face->k;
+    for (Index i = 0; i < s->m && face->base > 0; i++) face->left[i] = -1.0;
     work->ready = 1;
 }

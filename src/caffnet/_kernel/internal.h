@@ -11,10 +11,12 @@
 #ifdef __CUDACC__
 #define FN static __device__ __noinline__ /* all in one function would keep the compiler busy for an hour */
 #define INLINE static __device__ __forceinline__
+#define RARE FN
 #define RESTRICT __restrict__
 #else
 #define FN static inline
 #define INLINE static inline __attribute__((always_inline))
+#define RARE static __attribute__((noinline, cold)) /* kept apart from the code that every sample runs */
 #define RESTRICT restrict
 #endif
 
@@ -28,6 +30,7 @@ typedef int32_t Index;
 
 enum { NOT_FOUND = -1, CONFLICT = -2 }; /* in place of the number of rows of a face */
 enum { REJECTED = -1 };                 /* in place of a status */
+enum { WHOLE = -1, PARTLY = -2 };       /* in place of an output: a row that is read as n numbers on end, or is not */
 
 /* Two units in the last place: what one operation and the rounding of its input leave. */
 #define ROUNDING 0x1p-51
@@ -100,7 +103,7 @@ typedef struct {
     double *squared;   /* (m,) |a|_2^2 */
     Index *entries;    /* (m,) how many entries of a row are looked at: n, or fewer where most are zero */
     Index *columns;    /* (m, n / 4) which ones, where they are fewer */
-    Index *plain;      /* (m,) the output of a row that reads +-y_j, else -1 */
+    Index *plain;      /* (m,) the output of a row that reads +-y_j; else WHOLE or PARTLY, as its entries are looked at */
     double *sign;      /* (m,) the entry of such a row */
     double *low, *high; /* (m,) bounds, scaled likewise; what is searched */
     int8_t *equal;     /* (m,) both bounds are the same */
@@ -110,6 +113,7 @@ typedef struct {
     Newton *newton;    /* of a sparse matrix */
     const CaffnetTolerances *t;
     int narrow;        /* a scaled entry or bound has lost bits: the smallest numbers beside the largest */
+    int zeros;         /* there is a row of zeros */
 } Rows;
 
 /* A sub-constraint, factorised: a_{rows[j]} = sum_{i <= j} R_ij q_i with orthonormal q. */
@@ -196,7 +200,7 @@ typedef struct {
 
 /* The face without rows. */
 FN void clear_face(const Rows *s, Face *face) {
-    for (Index i = 0; i < s->m; i++) face->held[i] = 0;
+    memset(face->held, 0, (size_t)s->m);
     face->k = 0;
 }
 
@@ -255,6 +259,33 @@ FN double rounded(double x, int single) { return single ? (double)(float)x : x; 
 #else
 #define UNROLL
 #endif
+
+/* A step for every j up to the end, fewer than eight, in this order. Not as a loop: a compiler would make vectors of it, and
+   their preparation takes longer than so few steps. */
+#define FEW(j, end, step)               \
+    {                                   \
+        const Index left = (end) - (j); \
+        if (left & 4) {                 \
+            step; j++;                  \
+            step; j++;                  \
+            step; j++;                  \
+            step; j++;                  \
+        }                               \
+        if (left & 2) {                 \
+            step; j++;                  \
+            step; j++;                  \
+        }                               \
+        if (left & 1) {                 \
+            step; j++;                  \
+        }                               \
+    }
+
+/* A step for every j from 0 to n - 1. */
+#define EACH(j, n, step)           \
+    Index j = 0;                   \
+    if ((n) >= 8)                  \
+        for (; j < (n); j++) step; \
+    else FEW(j, n, step)
 
 #ifdef __CUDACC__
 template <int SIZE> struct Numbers {
@@ -367,12 +398,13 @@ FN void group_dots(const double *const *lines, const double *b, Index n, double 
 INLINE double dot(const double *a, const double *b, Index n) {
     if (n >= 8) return long_dot(a, b, n);
     double total = 0.0;
-    for (Index j = 0; j < n; j++) total += a[j] * b[j];
+    Index j = 0;
+    FEW(j, n, total += a[j] * b[j])
     return total;
 }
 
 /* |y|_1 */
-FN double sum_of_sizes(const double *y, Index n) {
+INLINE double sum_of_sizes(const double *y, Index n) {
     double total = 0.0;
     Index j = 0;
     if (n >= 8) {
@@ -381,7 +413,7 @@ FN double sum_of_sizes(const double *y, Index n) {
             for (int c = 0; c < 8; c++) sum[c] += fabs(y[j + c]);
         for (int c = 0; c < 8; c++) total += sum[c];
     }
-    for (; j < n; j++) total += fabs(y[j]);
+    FEW(j, n, total += fabs(y[j]))
     return total;
 }
 
@@ -394,11 +426,16 @@ FN void subtract_lines(double *RESTRICT y, const double *RESTRICT amount, const 
 
 /* y -= amount x */
 FN void subtract(double *RESTRICT y, double amount, const double *RESTRICT x, Index n) {
-    for (Index j = 0; j < n; j++) y[j] -= amount * x[j];
+    EACH(j, n, y[j] -= amount * x[j])
+}
+
+/* to = factor from; they may be the same. */
+INLINE void scale(double *to, double factor, const double *from, Index n) {
+    EACH(j, n, to[j] = factor * from[j])
 }
 
 FN void copy(double *RESTRICT to, const double *RESTRICT from, Index n) {
-    for (Index j = 0; j < n; j++) to[j] = from[j];
+    EACH(j, n, to[j] = from[j])
 }
 
 /* |y|_inf */
@@ -411,7 +448,7 @@ FN double largest(const double *y, Index n) {
             for (int c = 0; c < 8; c++) most[c] = fabs(y[j + c]) > most[c] ? fabs(y[j + c]) : most[c];
         for (int c = 0; c < 8; c++) top = larger(top, most[c]);
     }
-    for (; j < n; j++) top = larger(top, fabs(y[j]));
+    FEW(j, n, top = larger(top, fabs(y[j])))
     return top;
 }
 

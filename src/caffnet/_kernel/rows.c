@@ -24,30 +24,29 @@ INLINE double entry_of(const Rows *s, Index i, Index e) { return row_of(s, i)[s-
 /* +1 or -1: the sign of a row that bounds one output. */
 INLINE double plain_sign(const Rows *s, Index i) { return s->sign[i]; }
 
-/* a_i y, where zeros are not looked at. */
-FN double value_of(const Rows *s, Index i, const double *y) {
-    if (s->plain[i] >= 0) return s->sign[i] * y[s->plain[i]] + 0.0; /* no -0, as in a sum */
+/* The same for a row of which few entries are looked at. */
+FN double value_of_few(const Rows *s, Index i, const double *y) {
     const double *a = row_of(s, i);
-    if (s->start) {
-        const Index *places = s->places + s->start[i];
-        double total = 0.0;
-        for (Index e = 0; e < s->entries[i]; e++) total += a[e] * y[places[e]];
-        return total;
-    }
-    if (s->entries[i] == s->n) return dot(a, y, s->n);
-    const Index *columns = s->columns + (size_t)i * (size_t)(s->n / 4);
+    const Index *places = s->start ? s->places + s->start[i] : s->columns + (size_t)i * (size_t)(s->n / 4);
     double total = 0.0;
-    for (Index e = 0; e < s->entries[i]; e++) total += a[columns[e]] * y[columns[e]];
+    for (Index e = 0; e < s->entries[i]; e++) total += a[s->start ? e : places[e]] * y[places[e]];
     return total;
+}
+
+/* a_i y, where zeros are not looked at. */
+INLINE double value_of(const Rows *s, Index i, const double *y) {
+    Index output = s->plain[i];
+    if (output == WHOLE) return dot(s->A + (size_t)i * (size_t)s->n, y, s->n);
+    return output >= 0 ? s->sign[i] * y[output] + 0.0 /* no -0, as in a sum */ : value_of_few(s, i, y);
 }
 
 /* The values of up to a GROUP of rows at y, with the bits of value_of. */
 FN void values_of(const Rows *s, const Index *rows, Index count, const double *y, double *values) {
-    if (s->n >= 8 && count == GROUP && !s->start) {
+    if (count == GROUP && !s->start) {
         const double *lines[GROUP];
         int full = 1;
         for (Index l = 0; l < GROUP; l++) {
-            full &= (s->plain[rows[l]] < 0) & (s->entries[rows[l]] == s->n);
+            full &= s->plain[rows[l]] == WHOLE;
             lines[l] = row_of(s, rows[l]);
         }
         if (full) {
@@ -63,55 +62,77 @@ FN double times_power(double x, Index exponent) {
     return exponent > -1000 && exponent < 1000 ? x * power_of_two(exponent) : ldexp(x, exponent);
 }
 
-/* Scale row i of one sample, which has n numbers; 0 where it has NaN or infinite entries. */
-FN int scale_row(const void *source, int64_t place, int single, Rows *s, Index i, Index n) {
-    Index exponent = 0;
+/* |a|_1 2^-64 for a row whose |a|_1 is not finite; -1 where it has NaN or infinite entries. */
+RARE double size_of_large(const double *a, Index n) {
+    double size = 0.0;
+    for (Index j = 0; j < n; j++) {
+        if (!is_finite(a[j])) return -1.0;
+        size += 0x1p-64 * fabs(a[j]);
+    }
+    return size;
+}
+
+/* Scale row i by a power of two that is no number to multiply by; its |a|_1. */
+RARE double scale_far(Rows *s, Index i, Index exponent, const double *from, Index n) {
     double *a = row_of(s, i);
+    s->factor[i] = 0.0;
+    s->narrow = 1;
+    for (Index j = 0; j < n; j++) a[j] = ldexp(from[j], exponent);
+    return sum_of_sizes(a, n);
+}
+
+/* Look at the entries of row i only that are not zero, if these are so few. */
+RARE void find_few(Rows *s, Index i) {
+    const double *a = row_of(s, i);
+    Index *columns = s->columns + (size_t)i * (size_t)(s->n / 4), most = s->n / 4, e = 0;
+    for (Index j = 0; j < s->n && e <= most; j++)
+        if (a[j] != 0.0) {
+            if (e < most) columns[e] = j;
+            e++;
+        }
+    if (e > most) return;
+    s->entries[i] = e;
+    s->plain[i] = PARTLY;
+}
+
+/* Scale row i of one sample, which has n numbers; 0 where it has NaN or infinite entries. */
+INLINE int scale_row(const void *source, int64_t place, int single, Rows *s, Index i, Index n) {
+    Index exponent = 1;
+    double *a = row_of(s, i);
+    const double *from = a;
     if (single)
         for (Index j = 0; j < n; j++) a[j] = (double)((const float *)source)[place + j];
-    else copy(a, (const double *)source + place, n);
-    double size = sum_of_sizes(a, n);
+    else from = (const double *)source + place;
+    double size = sum_of_sizes(from, n);
     if (!is_finite(size)) { /* NaN, infinite, or a sum that overflows */
-        for (Index j = 0; j < n; j++)
-            if (!is_finite(a[j])) return 0;
-        size = 0.0;
-        for (Index j = 0; j < n; j++) size += 0x1p-64 * fabs(a[j]);
-        exponent = -64;
+        size = size_of_large(from, n);
+        if (size < 0.0) return 0;
+        exponent = -63;
     }
-    exponent = size > 0.0 ? exponent + 1 - exponent_of(size) : 0;
+    if (size > 0.0) exponent -= exponent_of(size);
+    else {
+        exponent = 0;
+        s->zeros = 1;
+    }
     if (exponent > -900 && exponent < 900) {
         double factor = s->factor[i] = power_of_two(exponent);
-        for (Index j = 0; j < n; j++) a[j] *= factor;
+        scale(a, factor, from, n);
         size *= factor;
-    } else {
-        s->factor[i] = 0.0;
-        s->narrow = 1;
-        for (Index j = 0; j < n; j++) a[j] = ldexp(a[j], exponent);
-        size = sum_of_sizes(a, n);
-    }
+    } else size = scale_far(s, i, exponent, from, n);
     double squared = dot(a, a, n);
     s->exponent[i] = exponent;
     s->squared[i] = squared;
     s->entries[i] = n;
-    s->plain[i] = -1;
-    if (!s->start && 4.0 * size * size <= 1.1 * (double)n * squared) { /* with n / 4 entries, |a|_1^2 <= n / 4 |a|_2^2 */
-        Index *columns = s->columns + (size_t)i * (size_t)(n / 4), e = 0;
-        for (Index j = 0; j < n && e <= n / 4; j++)
-            if (a[j] != 0.0) {
-                if (e < n / 4) columns[e] = j;
-                e++;
-            }
-        if (e <= n / 4) s->entries[i] = e;
-    }
+    s->plain[i] = s->start ? PARTLY : WHOLE;
+    /* with n / 4 entries, |a|_1^2 <= n / 4 |a|_2^2 */
+    if (!s->start && 4.0 * size * size <= 1.1 * (double)n * squared) find_few(s, i);
     if (size == 1.0 && squared == 1.0) { /* one entry, of size 1, if the others are not too small to be seen here */
-        Index count = 0;
-        for (Index j = 0; j < n; j++)
-            if (a[j] != 0.0) {
-                count++;
-                s->plain[i] = s->start ? s->places[s->start[i] + j] : j;
-                s->sign[i] = a[j];
-            }
-        if (count > 1) s->plain[i] = -1;
+        Index count = 0, output = 0;
+        EACH(j, n, (count += a[j] != 0.0, output = a[j] != 0.0 ? j : output))
+        if (count == 1) {
+            s->plain[i] = s->start ? s->places[s->start[i] + output] : output;
+            s->sign[i] = a[output];
+        }
     }
     s->boxed = s->boxed && s->plain[i] >= 0;
     return 1;
@@ -119,7 +140,7 @@ FN int scale_row(const void *source, int64_t place, int single, Rows *s, Index i
 
 FN int scale_matrix(const CaffnetBatch *batch, int64_t b, Rows *s) {
     s->boxed = s->m > 0;
-    s->narrow = 0;
+    s->narrow = s->zeros = 0;
     for (Index i = 0; i < s->m; i++) {
         int64_t place = s->start ? s->start[i] : b * batch->A_step + (int64_t)i * s->n;
         Index count = s->start ? s->start[i + 1] - s->start[i] : s->n;
@@ -143,7 +164,7 @@ FN Index demand_of(const Rows *s, Index i, double low, double high) {
 
 /* Scale the bounds of sample b by `shift` too, chosen so that the largest of f, g and what the rows demand of y is of
    size 1, if that is out of range. What soft rows demand does not count while the work is `modest`. */
-FN void shift_sample(const CaffnetBatch *batch, int64_t b, Work *work, double size) {
+RARE void shift_sample(const CaffnetBatch *batch, int64_t b, Work *work, double size) {
     Rows *s = &work->rows;
     Index top = size > 0.0 ? exponent_of(size) : -5000;
     for (int pass = 0; pass < 2; pass++) {
@@ -175,6 +196,13 @@ FN double bound_of_zeros(double bound, double scaled, double tiny) {
     return bound > 0.0 ? size : -size;
 }
 
+/* Mark the rows whose bounds are the same. */
+FN void mark_equal(Rows *s) {
+    const double *low = s->low, *high = s->high;
+    int8_t *equal = s->equal;
+    for (Index i = 0, m = s->m; i < m; i++) equal[i] = low[i] == high[i];
+}
+
 /* Scale the bounds of one sample and load f and g. INVALID for NaN or infinite data, CONFLICT if the bounds of a row
    exclude each other (by any amount), else INSIDE. */
 FN int load_sample(const CaffnetBatch *batch, int64_t b, Work *work) {
@@ -191,31 +219,33 @@ FN int load_sample(const CaffnetBatch *batch, int64_t b, Work *work) {
         size = larger(size, larger(fabs(f), fabs(g)));
     }
     s->shift = 0;
-    int odd = size > LARGEST || size < SMALLEST;
+    const char *kinds = batch->kinds;
+    double *lows = s->low, *highs = s->high;
+    const double *factors = s->factor;
     for (Index i = 0; i < m; i++) {
         double low = load(batch->lower, b * batch->lower_step + i, single);
-        double high = load(batch->upper, b * batch->upper_step + i, single), factor = s->factor[i];
-        if (low != low || high != high) return CAFFNET_INVALID;
-        if (batch->kinds && batch->kinds[i] == '=' && !is_finite(high)) return CAFFNET_INVALID;
-        if (!(low <= high) || low == HUGE_VAL || high == -HUGE_VAL) state = CONFLICT;
-        odd = odd || factor == 0.0;
-        s->low[i] = low * factor;
-        s->high[i] = high * factor;
-        if (is_finite(low)) top = larger(top, fabs(s->low[i]));
-        if (is_finite(high)) top = larger(top, fabs(s->high[i]));
-    }
-    if (odd || top > LARGEST) shift_sample(batch, b, work, size);
-    for (Index i = 0; i < m; i++) {
-        if (s->squared[i] == 0.0) {
-            double tiny = work->t.underflow;
-            s->low[i] = bound_of_zeros(load(batch->lower, b * batch->lower_step + i, single), s->low[i], tiny);
-            s->high[i] = bound_of_zeros(load(batch->upper, b * batch->upper_step + i, single), s->high[i], tiny);
-            if (s->low[i] > 0.0 || s->high[i] < 0.0) state = CONFLICT;
+        double high = load(batch->upper, b * batch->upper_step + i, single);
+        if (!(low <= high) || low >= HUGE_VAL || high <= -HUGE_VAL) {
+            if (low != low || high != high) return CAFFNET_INVALID;
+            state = CONFLICT;
         }
-        work->low[i] = s->low[i];
-        work->high[i] = s->high[i];
-        s->equal[i] = s->low[i] == s->high[i];
+        if (kinds && kinds[i] == '=' && !is_finite(high)) return CAFFNET_INVALID;
+        lows[i] = low * factors[i];
+        highs[i] = high * factors[i];
+        if (is_finite(low)) top = larger(top, fabs(lows[i]));
+        if (is_finite(high)) top = larger(top, fabs(highs[i]));
     }
+    if (size > LARGEST || size < SMALLEST || top > LARGEST || s->narrow) shift_sample(batch, b, work, size);
+    for (Index i = 0; i < m && s->zeros; i++) {
+        if (s->squared[i] != 0.0) continue;
+        double tiny = work->t.underflow;
+        s->low[i] = bound_of_zeros(load(batch->lower, b * batch->lower_step + i, single), s->low[i], tiny);
+        s->high[i] = bound_of_zeros(load(batch->upper, b * batch->upper_step + i, single), s->high[i], tiny);
+        if (s->low[i] > 0.0 || s->high[i] < 0.0) state = CONFLICT;
+    }
+    copy(work->low, s->low, m);
+    copy(work->high, s->high, m);
+    mark_equal(s);
     return state;
 }
 

@@ -13,6 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from caffnet.deploy.known import Known
+
 #: Operations on one number at a time. {0}, {1}: operands; functions of math.h end in f for float32.
 TEMPLATES = {
     "add": "{0} + {1}",
@@ -89,6 +91,7 @@ class Assignments:
         self.known: dict[str, int] = {}
         self.numbers: dict[int, float] = {}
         self.steps: dict[int, tuple[str, str, tuple[int, ...]]] = {}  # operation, line of C, the places that are read
+        self._facts = Known()
         places = [self.place(f"x[{i}]") for i in range(x.numel())]
         self.inputs = {place: i for i, place in enumerate(places)}
         self.input_places = torch.tensor(places, dtype=torch.int64).reshape(x.shape)
@@ -102,12 +105,21 @@ class Assignments:
 
     def assign(self, name: str, *operands: int) -> int:
         """The place of an operation of `TEMPLATES` on numbers; a line of C where it is new."""
+        shorter = self._facts.shorter(name, operands)
+        if shorter is not None:
+            return self.assign(shorter[0], operands[0], self.constant(shorter[1]))
+        if name == "div" and self._facts.is_one(operands[1]):
+            name = "mul"  # faster, and the same
+        before = self.steps.get(operands[0])
+        if len(operands) == 2 and before and not self._facts.changes(name, operands[1], (before[0], before[2][-1])):
+            return operands[0]
         real, end = ("double", "") if self.double else ("float", "f")
         text = TEMPLATES[name].replace("#", end).replace("@", real).format(*(self.expressions[p] for p in operands))
         if text not in self.known:
             place = len(self.expressions)
             variable = f"t{place}"
             self.steps[place] = (name, f"const {real} {variable} = {text};", operands)
+            self._facts.learn(place, name, operands)
             self.known[text] = place
             self.expressions.append(variable)
         return self.known[text]
@@ -117,6 +129,7 @@ class Assignments:
         text = number_text(number, self.double)
         place = self.place(f"({text})" if text.startswith("-") else text)
         self.numbers[place] = number
+        self._facts.learn_constant(place, number)
         return place
 
     def _needed(self, results: Sequence[Result]) -> set[int]:

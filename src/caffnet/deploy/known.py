@@ -1,0 +1,68 @@
+"""Numbers of a program that are known unless they are NaN, and what that saves.
+
+Where one torch operation serves sets of unlike sizes, the smaller ones are filled up with infinite entries. Written out
+number by number, that leaves ``exp(-inf)``, ``exp(x - x)`` and ``log(1)``: 0, 1 and 0, but NaN where x is NaN or
+infinite. What takes their place is cheap, and NaN in it where it was NaN.
+"""
+
+from __future__ import annotations
+
+import math
+
+#: What an operation on a number that is known becomes: the operation and its second operand.
+_SHORTER = {("exp", -math.inf): ("maximum", 0.0), ("exp", 0.0): ("add", 1.0), ("log", 1.0): ("sub", 1.0)}
+
+
+class Known:
+    """What is known of the numbers at some places."""
+
+    def __init__(self) -> None:
+        self._number: dict[int, float] = {}  # 0, 1 or -inf, unless it is NaN
+        self._same: dict[int, int] = {}  # the place of the same number, unless it is NaN
+
+    def is_one(self, place: int) -> bool:
+        """Check whether the number at a place is 1, unless it is NaN."""
+        return self._number_at(place) == 1.0
+
+    def shorter(self, name: str, operands: tuple[int, ...]) -> tuple[str, float] | None:
+        """The cheap operation, and its second operand, that gives the same number as a function of the first."""
+        return _SHORTER.get((name, self._number_at(operands[0])))
+
+    def changes(self, name: str, second: int, before: tuple[str, int]) -> bool:
+        """Check whether an operation can change the result of the one before, whose second operand is known too."""
+        if before != (name, second):
+            return True
+        return not (name == "maximum" or (name == "add" and self._number_at(second) == 0.0))
+
+    def learn_constant(self, place: int, number: float) -> None:
+        """Remember the number at a place."""
+        if number in (0.0, 1.0, -math.inf):
+            self._number[place] = number
+
+    def learn(self, place: int, name: str, operands: tuple[int, ...]) -> None:
+        """Remember what follows for the place of an operation."""
+        if name not in ("add", "sub", "mul", "div", "maximum"):
+            return
+        first, second = operands
+        a, b = self._number_at(first), self._number_at(second)
+        if name == "maximum" and -math.inf in (a, b):
+            self._same[place] = self._root(first if b == -math.inf else second)
+        elif name == "sub" and self._root(first) == self._root(second):
+            self._number[place] = 0.0
+        elif (name == "add" and -math.inf in (a, b)) or (name == "sub" and a == -math.inf):
+            self._number[place] = -math.inf  # or NaN, whatever the other one is
+        elif math.isfinite(a) and math.isfinite(b):
+            self.learn_constant(place, _result_of(name, a, b))
+
+    def _root(self, place: int) -> int:
+        return self._same.get(place, place)
+
+    def _number_at(self, place: int) -> float:
+        """The number at a place, unless that is NaN; NaN where nothing is known."""
+        return self._number.get(self._root(place), math.nan)
+
+
+def _result_of(name: str, a: float, b: float) -> float:
+    if name == "div":
+        return a / b if b else math.nan
+    return {"add": a + b, "sub": a - b, "mul": a * b, "maximum": max(a, b)}[name]
