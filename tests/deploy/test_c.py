@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import random
 import re
 import shutil
@@ -450,3 +451,21 @@ def test_a_name_that_c_does_not_take_is_refused(name: str, tmp_path: Path):
 def test_the_name_of_a_header_is_refused(name: str, tmp_path: Path):
     with pytest.raises(ConstraintError, match=rf"name='{name}' is taken: {name}\.h is a header"):
         to_c(AffineSet.box(0.0, 1.0, dim=1), tmp_path, name=name)
+
+
+def test_what_is_known_but_for_nan_calls_no_function():
+    """A softmax over one number and fillings: 1 and 0 without exp, and NaN where torch has it."""
+
+    def filled(x: Tensor) -> list[Tensor]:
+        several = torch.cat([x, (0 * x).sum().expand(3) - math.inf])
+        weight = torch.softmax(several, 0)
+        return [weight, several.amax() - weight.amax().log()]
+
+    one = torch.zeros(1, dtype=DOUBLE)
+    assert not re.search("exp|log", "".join(write_function(filled, one, ["w", "h"])))
+    for number in (0.5, -1e300, math.inf, -math.inf, math.nan):
+        x = one + number
+        for found, expected in zip(batch_function(filled, one)(x), filled(x), strict=True):
+            torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+    two = torch.zeros(2, dtype=DOUBLE)
+    assert "".join(write_function(filled, two, ["w", "h"])).count("exp(") == 2

@@ -660,17 +660,6 @@ FN int rescale_to_hard_rows(const CaffnetBatch *batch, int64_t b, Work *work, Ca
     return state == CAFFNET_INFEASIBLE ? state : hold ? CAFFNET_RELAXED : CAFFNET_WITHIN_TOL;
 }
 
-/* The largest number of the sample: of f, g and the bounds. */
-FN double size_of_data(const Work *work) {
-    const Rows *s = &work->rows;
-    double size = larger(largest(work->f, s->n), largest(work->g, s->n));
-    for (Index i = 0; i < s->m; i++) {
-        if (is_finite(work->low[i])) size = larger(size, fabs(work->low[i]));
-        if (is_finite(work->high[i])) size = larger(size, fabs(work->high[i]));
-    }
-    return size;
-}
-
 /* Answer a sample whose rows meet only far away, because rows that depend on each other do so up to rounding: taken as
    dependent, they exclude each other, and that is proven as far as a proof must reach. Else `state`, and work->y stays. */
 FN int exclude_far_point(const CaffnetBatch *batch, int64_t b, Work *work, int state, CaffnetProof *proof) {
@@ -711,7 +700,7 @@ FN int decide(const CaffnetBatch *batch, int64_t b, Work *work, CaffnetProof *pr
         copy(work->g, work->f, n); /* feasible up to rounding: to be moved by rounding only, not by w */
         search = CAFFNET_ACTIVE;
     }
-    double size = size_of_data(work);
+    double size = larger(work->top, larger(largest(work->f, n), largest(work->g, n))); /* the largest number of the sample */
     if (loaded != CONFLICT) state = project(work, search, start);
     int found = state != CONFLICT && state != REJECTED;
     if (!found && !work->lost) state = approach(work, (int)batch->strict, proof);

@@ -159,6 +159,7 @@ typedef struct {
     double *f, *g, *y;         /* (n,) */
     double *spare, *other;     /* (n,) */
     double *low, *high;        /* (m,) the bounds of the sample, while rows.low and rows.high are relaxed */
+    double top;                /* the largest of those that are finite */
     double *unit;              /* (m,) what one unit of relaxation is in each row */
     double *give;              /* (m,) what each row is relaxed by anyway */
     double relax;              /* the relaxation at which the rows meet, in the user's units */

@@ -203,6 +203,16 @@ FN void mark_equal(Rows *s) {
     for (Index i = 0, m = s->m; i < m; i++) equal[i] = low[i] == high[i];
 }
 
+/* The largest bound of the sample that is finite, once they are scaled in an unusual way. */
+RARE double largest_bound(const Rows *s) {
+    double top = 0.0;
+    for (Index i = 0; i < s->m; i++) {
+        if (is_finite(s->low[i])) top = larger(top, fabs(s->low[i]));
+        if (is_finite(s->high[i])) top = larger(top, fabs(s->high[i]));
+    }
+    return top;
+}
+
 /* Scale the bounds of one sample and load f and g. INVALID for NaN or infinite data, CONFLICT if the bounds of a row
    exclude each other (by any amount), else INSIDE. */
 FN int load_sample(const CaffnetBatch *batch, int64_t b, Work *work) {
@@ -235,7 +245,8 @@ FN int load_sample(const CaffnetBatch *batch, int64_t b, Work *work) {
         if (is_finite(low)) top = larger(top, fabs(lows[i]));
         if (is_finite(high)) top = larger(top, fabs(highs[i]));
     }
-    if (size > LARGEST || size < SMALLEST || top > LARGEST || s->narrow) shift_sample(batch, b, work, size);
+    int odd = size > LARGEST || size < SMALLEST || top > LARGEST || s->narrow;
+    if (odd) shift_sample(batch, b, work, size);
     for (Index i = 0; i < m && s->zeros; i++) {
         if (s->squared[i] != 0.0) continue;
         double tiny = work->t.underflow;
@@ -246,6 +257,7 @@ FN int load_sample(const CaffnetBatch *batch, int64_t b, Work *work) {
     copy(work->low, s->low, m);
     copy(work->high, s->high, m);
     mark_equal(s);
+    work->top = odd || s->zeros ? largest_bound(s) : top;
     return state;
 }
 

@@ -17,7 +17,7 @@ class Known:
     """What is known of the numbers at some places."""
 
     def __init__(self) -> None:
-        self._number: dict[int, float] = {}  # 0, 1 or -inf, unless it is NaN
+        self._number: dict[int, float] = {}  # 0, 1 or infinite, unless it is NaN
         self._same: dict[int, int] = {}  # the place of the same number, unless it is NaN
 
     def is_one(self, place: int) -> bool:
@@ -36,7 +36,7 @@ class Known:
 
     def learn_constant(self, place: int, number: float) -> None:
         """Remember the number at a place."""
-        if number in (0.0, 1.0, -math.inf):
+        if number in (0.0, 1.0, math.inf, -math.inf):
             self._number[place] = number
 
     def learn(self, place: int, name: str, operands: tuple[int, ...]) -> None:
@@ -49,7 +49,7 @@ class Known:
             self._same[place] = self._root(first if b == -math.inf else second)
         elif name == "sub" and self._root(first) == self._root(second):
             self._number[place] = 0.0
-        elif (name == "add" and -math.inf in (a, b)) or (name == "sub" and a == -math.inf):
+        elif (name == "add" and -math.inf in (a, b)) or (name == "sub" and (a == -math.inf or b == math.inf)):
             self._number[place] = -math.inf  # or NaN, whatever the other one is
         elif math.isfinite(a) and math.isfinite(b):
             self.learn_constant(place, _result_of(name, a, b))
