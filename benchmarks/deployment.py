@@ -67,7 +67,8 @@ static PolicyMemory memory;
 int main(void) {
     clock_t start = clock();
     for (long k = 0; k < 1000000; k++)
-        policy_rows(vector_x + (k % POLICY_VECTORS) * POLICY_INPUTS, memory.A, memory.lower, memory.upper, memory.metric);
+        policy_rows(vector_x + (k % POLICY_VECTORS) * POLICY_INPUTS, memory.A, memory.lower, memory.upper,
+                    memory.metric);
     printf("%.0f ns per step\\n", 1e9 * (double)(clock() - start) / CLOCKS_PER_SEC / 1e6);
 }
 """
@@ -178,9 +179,10 @@ def main() -> None:
             to_c(model, folder, inputs=samples)
             policy = c_step(compile_c(folder, "-O3", "-march=native"))
             sys.stdout.write(
-                f"{name}\n  layer in C {fast:.0f} ns (-march=native {native_step:.0f}), of which the rows {rows:.0f} ns; "
+                f"{name}\n  layer in C {fast:.0f} ns (-march=native {native_step:.0f}), the rows {rows:.0f} ns of it; "
                 f"DAQP {raw:.0f} ns: {fast / raw:.2f} ({native_step / raw:.2f}); with the rows, which it needs too, "
-                f"{fast / (raw + rows):.2f} ({native_step / (raw + rows):.2f})\n  with a 3 x 200 network: torch {eager:.0f} ns, "
+                f"{fast / (raw + rows):.2f} ({native_step / (raw + rows):.2f})\n"
+                f"  with a 3 x 200 network: torch {eager:.0f} ns, "
                 f"ONNX Runtime {onnx:.0f} ns ({onnx / eager:.2f}), C {policy:.0f} ns ({policy / eager:.2f})\n"
                 f"  code of kernel, policy and data {code} bytes, memory {ram} "
                 f"(workspace {native.workspace_size(whole.n, whole.m, native.SEARCHES['active'])})\n"
