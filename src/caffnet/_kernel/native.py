@@ -183,10 +183,10 @@ class Batch:
         else:
             (kinds, kinds_at), (soft, soft_at) = ((t, t.data_ptr()) for t in device_texts)
         value, status, active, choice = answer
-        told = None
-        if status is _UNTOLD:
-            told = array("b", bytes(samples * (m + 1)))
-            status_at = told.buffer_info()[0]
+        unread = None
+        if status is _UNREAD:
+            unread = array("b", bytes(samples * (m + 1)))
+            status_at = unread.buffer_info()[0]
             active_at = status_at + samples
         else:
             status_at, active_at = status.data_ptr(), active.data_ptr()
@@ -197,7 +197,7 @@ class Batch:
         else:
             steps = 2.0 ** min(m, 3 * n, 40)
         self.cancel = cancel = ctypes.c_int32(0) if may_cancel and samples * size * steps > _LONG else None
-        self.kept = (f, w, A, starts, columns, lower, upper, metric, kinds, soft, start, answer, told)
+        self.kept = (f, w, A, starts, columns, lower, upper, metric, kinds, soft, start, answer, unread)
         self._key = None
         if keep and A_step == 0 and metric is None and size >= memory.WORTH:
             key = (A_at, n, m, size, search, dtype is torch.float32)
@@ -274,14 +274,14 @@ class Batch:
         return memory.kept(self._key, room + beside)
 
 
-_UNTOLD = torch.empty(0, dtype=torch.int8)  # the status and the active rows of an answer, where nobody reads them
+_UNREAD = torch.empty(0, dtype=torch.int8)  # the status and the active rows of an answer, where nobody reads them
 
 
 def empty_answer(f: Tensor, m: int, search: str, value_only: bool = False) -> Answer:
     """Room for the answers of a batch, or for their values."""
     value = torch.empty_like(f) if f.is_contiguous() else torch.empty_like(f, memory_format=torch.contiguous_format)
     if value_only:
-        return Answer(value, _UNTOLD, _UNTOLD)
+        return Answer(value, _UNREAD, _UNREAD)
     (samples, n), at, int8 = f.shape, f.device, torch.int8
     return Answer(
         value,

@@ -14,7 +14,7 @@ _SHORTER = {("exp", -math.inf): ("maximum", 0.0), ("exp", 0.0): ("add", 1.0), ("
 
 
 class Known:
-    """What is known of the numbers at some places."""
+    """Facts about the numbers of a program: those that are 0, 1 or infinite, and those that equal others."""
 
     def __init__(self) -> None:
         self._number: dict[int, float] = {}  # 0, 1 or infinite, unless it is NaN
