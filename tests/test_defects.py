@@ -513,3 +513,323 @@ def test_forward_mode_has_no_tangent_gradient():
         torch.func.jvp(lambda f: project(f, box, gradient="tangent").value, (f,), (v,))
     slopes = torch.func.vmap(torch.func.grad(lambda f: project(f, box, gradient="tangent").value.sum()))(f.expand(3, 2))
     assert torch.equal(slopes, torch.ones(3, 2))
+
+
+# ------------------------------------------------------------------------------------------------ sizes of outputs
+
+
+@pytest.mark.parametrize("size", [1e2, 1e4, 1e6])
+@pytest.mark.parametrize(
+    "options", [{}, {"strict": True}, {"search": "full"}, {"metric": torch.tensor([2.0, 1.0, 3.0])}]
+)
+def test_an_output_that_is_in_no_row_changes_nothing(size: float, options: dict):
+    """Its rounding does not reach the others: an angle beside a power keeps its own limit."""
+    rows = torch.tensor([[0.0, 0.3, 0.7], [0.0, 0.9, 0.1], [0.0, -1.0, 2.0]])
+    set = AffineSet.inequality(rows, torch.tensor([1.0, 1.0, 0.5]))
+    f = torch.cat([torch.full((200, 1), size), 3 * torch.randn(200, 2)], -1)
+    g = torch.cat([torch.zeros(200, 1), f[:, 1:]], -1)
+    found, alone = project(f, set, **options), project(g, set, **options)
+    assert torch.equal(found.value[:, 0], f[:, 0])
+    assert (found.value[:, 1:] - alone.value[:, 1:]).abs().max() < 2e-5
+    assert torch.equal(found.status, alone.status)
+    assert found.violation.max() < 1e-5
+    assert set.contains(found.value).all()
+    assert torch.equal(set.contains(f), set.contains(g))
+
+
+def test_limits_of_angles_beside_powers():
+    """Fifty powers in MW and fifty angles in rad: f broke a limit of 0.1 by half of it and came back as it was."""
+    A = torch.zeros(49, 100)
+    A[range(49), range(50, 99)], A[range(49), range(51, 100)] = 1.0, -1.0
+    set = AffineSet(A, -0.1, 0.1)
+    f = torch.cat([1000 * torch.rand(64, 50), 0.1 * torch.randn(64, 50)], -1)
+    answer = project(f, set)
+    assert not set.contains(f).any()
+    assert answer.violation.max() < 1e-6
+    assert set.contains(answer.value).all()
+
+
+def test_a_program_counts_the_numbers_of_each_row():
+    set = AffineSet.inequality([[0.0, 1.0, 1.0]], [1.0])
+    found = caffnet.solve_qp(torch.ones(3), torch.tensor([-1e6, -3.0, -3.0]), set)
+    assert found.value.tolist() == [1e6, 0.5, 0.5]
+    assert abs(found.multipliers.item() - 2.5) < 1e-6
+
+
+@pytest.mark.parametrize(
+    "rows", [[[1.0, 0.0], [0.0, 1.0]], [[1.0, 0.0], [0.0, 1.0], [0.0, 2.0]], [[1.0, 0.0], [0.0, 1.0], [0.5, 1.0]]]
+)
+@pytest.mark.parametrize("size", [1.0, 1e6])
+def test_the_tangent_cone_has_the_rows_that_are_touched_in_their_own_numbers(rows: list, size: float):
+    """y2 <= 1 is far away at y2 = 0.99, whatever y1; its gradient was cut off there."""
+    set = AffineSet.inequality(torch.tensor(rows), torch.tensor([10.0 * size, 1.0, 20.0 * size][: len(rows)]))
+    f = torch.tensor([11.0 * size, 0.99], requires_grad=True)
+    project(f, set, gradient="tangent").value[1].neg().backward()
+    assert f.grad is not None and f.grad.tolist() == [0.0, -1.0]
+
+
+def test_float32_rows_that_miss_each_other_are_not_answered_far_away():
+    """0.9 is not 3 * 0.3 in float32, so the rows meet at 4e6, where what they miss is less than their rounding."""
+    set = AffineSet.equality([[0.1, 0.3], [0.3, 0.9]], [1.0, 3.1])
+    with pytest.raises(InfeasibleError, match=r"row 0 .*row 1") as caught:
+        project(torch.tensor([1.0, 2.0]), set)
+    assert caught.value.conflicts[0].radius > 1e5
+    nearest = project(torch.tensor([1.0, 2.0]), set, on_infeasible="nearest")
+    assert nearest.value.abs().max() < 10 and nearest.violation < 0.03
+    far = AffineSet.equality([[1.0, 0.0], [1.0, 1e-6]], [0.0, 1.0])  # small numbers in the row: a point like any other
+    assert project(torch.tensor([1.0, 2.0]), far).value[1] > 9e5
+
+
+def test_strict_stays_near_the_ordinary_answer():
+    """Rows that nearly depend on each other meet anywhere once they are drawn in."""
+    rows = torch.tensor([[0.7, 0.0, 0.4], [-0.1, -1.2, -0.6]])
+    set = AffineSet.equality(rows, torch.tensor([-0.38, 2.76]))
+    set &= AffineSet(torch.tensor([[-1.12, -1.68, -1.4]]), torch.tensor([4.436]), None)
+    f = torch.tensor([0.83, 0.28, 1.29]) + torch.randn(300, 3)
+    plain, strict = (project(f, set, strict=s, on_infeasible="nearest") for s in (False, True))
+    assert (strict.value.abs().amax(-1) <= 3 * plain.value.abs().amax(-1) + f.abs().amax(-1)).all()
+    assert (strict.violation <= 3 * plain.violation + 1e-4).all()
+
+
+def test_an_output_at_its_bound_is_the_bound():
+    """Not 1e-33: users count zeros."""
+    rows = AffineSet.equality(torch.ones(1, 20), torch.tensor([1.0])) & AffineSet.inequality(
+        torch.randn(4, 20), torch.ones(4)
+    )
+    set = rows & AffineSet.box(0.0, 0.1, dim=20)
+    answer = project(torch.randn(256, 20), set, on_infeasible="nan")
+    lower, upper = answer.active[:, -20:] < 0, answer.active[:, -20:] > 0
+    assert lower.sum() > 500
+    assert (answer.value[lower] == 0).all()
+    assert (answer.value[upper] == torch.tensor(0.1)).all()
+
+
+# -------------------------------------------------------------------------------- rows that contradict each other
+
+
+def test_an_earlier_conflict_may_be_the_proof():
+    """The rows that settle the least violation are parallel but for 1e-6: their proof does not reach far. That of the
+    first conflict, y1 = y3, y2 + y3 = -1, -2 y1 + y2 + 3 y3 = 0, is exact."""
+    rows = torch.tensor([[1.0, 0.0, -1.0], [0.0, 1.0, 1.0], [-1.9999980926513672, 0.0, 2.0], [-2.0, 1.0, 3.0]])
+    hard = AffineSet(rows, [0.0, -1.0, -INF, 0.0], [0.0, -1.0, 0.0, 0.0])
+    soft = AffineSet.inequality([[-2.0, 0.0, 2.0]], [0.0]).soft()
+    for f in (torch.zeros(3), torch.full((3,), 0.5)):
+        for set in (hard, hard & soft):
+            assert project(f, set, on_infeasible="nan").status == Status.INFEASIBLE
+
+
+def test_a_demand_equal_to_the_capacity_is_answered_whatever_f():
+    """2.3 * 3.8 + 0.5 * 0.3 is 8.89, but for rounding in float32."""
+    for row, cap, load in (([2.3, 0.5], [3.8, 0.3], 8.89), ([2.1, 0.1, 0.5, 2.6], [4.5, 1.5, 4.4, 3.2], 20.12)):
+        set = AffineSet.equality([row], [load]) & AffineSet.box(0.0, cap)
+        for soft in (None, AffineSet.inequality([[1.0] * len(cap)], [0.0]).soft()):
+            whole = set if soft is None else set & soft
+            answer = project(3 * torch.randn(1000, len(cap)), whole, on_infeasible="nearest")
+            assert not (answer.status == Status.INFEASIBLE).any()
+            assert set.contains(answer.value).all()
+            assert set.violation(answer.value).max() < 4e-6
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_equalities_that_imply_a_bound_keep_it(strict: bool):
+    """2 * row 0 - row 1 says that y1 = 0, which is also a bound: rounding in rows of size 1000 made it -4e-12."""
+    rows = torch.tensor([[-4.0, -4.0, 1000.0], [-8.0, -12.0, 2000.0], [-4.0, -8.0, 1000.0]], dtype=torch.float64)
+    set = AffineSet(rows, [1000.0, 2000.0, -INF], [1000.0, 2000.0, 1000.0]) & AffineSet.box([-INF, 0.0, -INF], None)
+    f = torch.tensor([0.0, 0.0, -4.0], dtype=torch.float64)
+    answer = project(f + torch.randn(200, 3, dtype=torch.float64), set, strict=strict)
+    assert (answer.value[:, 1] >= 0).all()
+    assert set.contains(answer.value).all()
+
+
+def test_a_soft_row_that_no_point_satisfies_hides_nothing():
+    """0 <= -1 is given up; the hard rows keep their say."""
+    never = AffineSet.inequality(torch.zeros(1, 2), [-1.0]).soft()
+    w = torch.tensor([0.0, 1.0])
+    hard = AffineSet(torch.tensor([[1.0, -4.0], [0.99999904632568359, -4.0]]), [0.0, 1.0], [0.0, 1.0])  # meet at 1e6
+    assert project(torch.zeros(2), hard & never, w, on_infeasible="nan").status in (Status.RELAXED, Status.INFEASIBLE)
+    answer = project(torch.ones(2), AffineSet.inequality([[1.0, 1.0]], [1.0]) & never, on_infeasible="nan")
+    assert answer.status == Status.RELAXED and answer.value.tolist() == [0.5, 0.5]
+    empty = AffineSet(torch.ones(1, 2), [2.0], [1.0]) & never
+    assert project(torch.ones(2), empty, on_infeasible="nan").status == Status.INFEASIBLE
+
+
+# ------------------------------------------------------------------------------------------------ the ends of the range
+
+
+@pytest.mark.parametrize("power", [-1060, 450, 1010, 1020])
+def test_gradients_are_linear_over_the_whole_range(power: int):
+    f = torch.tensor([2.0, 1.0], dtype=torch.float64, requires_grad=True)
+    value = project(f, AffineSet.inequality([[1.0, 1.0]], [1.0])).value
+    value.backward(torch.tensor([2.0**power, 0.0], dtype=torch.float64))
+    half = 2.0 ** (power - 1)
+    assert f.grad is not None and f.grad.tolist() == pytest.approx([half, -half], rel=1e-14, abs=0)
+
+
+def test_strict_moves_by_the_smallest_numbers_too():
+    set = AffineSet.inequality([[-1.0, -2.0], [0.3, -1.0]], [-1e-34, 1.0])
+    answer = project(torch.zeros(2), set, strict=True)
+    assert answer.status == Status.PROJECTED
+    value = [Fraction(y) for y in answer.value.tolist()]
+    assert value[0] + 2 * value[1] >= Fraction(torch.tensor(1e-34).item())
+
+
+def test_a_budget_counts_the_numbers_at_its_corner():
+    """One output is fixed at 1e6 by its bounds and not in the row; the other eleven cannot sum up to 1."""
+    row = torch.cat([torch.zeros(1), torch.ones(11)])[None]
+    low, high = torch.zeros(12), torch.full((12,), 0.09)
+    low[0] = high[0] = 1e6
+    set = AffineSet.equality(row, [1.0]) & AffineSet.box(low, high)
+    assert project(torch.randn(12), set, on_infeasible="nan").status == Status.INFEASIBLE
+
+
+# ------------------------------------------------------------------------------- points that are made of rounding
+
+
+def test_rows_that_depend_on_each_other_by_rounding_meet_nowhere():
+    """Row 1 is row 0 but for 1.2e-6 y3, and y3 is fixed: a vertex at 7e15, found by dividing rounding by rounding, is
+    none. The soft rows give way."""
+    rows = torch.tensor([[5.0, 5, -2, 5, 2, 5], [5.0, 5, -1.9999988079071045, 5, 2, 5], [0.0, 0, 2, 0, 0, 0]])
+    hard = AffineSet.equality(rows[:1], [17.0])
+    soft = AffineSet(rows[1:], [3.0, 6.0], [3.0, 6.0000004768371582]).soft()
+    f, w = torch.tensor([0.0, 0, 5, -3, 1, 3]), torch.tensor([-2.0, -3, 1, 0, -2, 5])
+    for strict in (False, True):
+        answer = project(f, hard & soft, w, strict=strict)
+        assert answer.status == Status.RELAXED and answer.value.abs().max() < 100
+        assert hard.violation(answer.value) < 1e-4
+
+
+def test_an_answer_set_aside_comes_back_as_it_was():
+    """The rows meet at 5e7. Whether they are parallel but for rounding is asked with another test of the rank, which
+    must not leave its own point behind: it broke a row by 3."""
+    big = -100000000.0
+    rows = [
+        [0.0, 0, 1, 0, 0],
+        [0.0, 0, 1.0000000000000002, 0, 0],
+        [1.2027592658996582, 1.9284019470214844, big, 1000, 3],
+        [-3.0, 0.3, big, 1.0000001192092896, -3],
+        [-6.0, 0.6, 2 * big, 2.0000002384185791, -6],
+    ]
+    low = [2.9999999900000001, 3.0000000000000009, -420275921.94716519, -INF, -5.7979999520778671]
+    high = [INF, 3.0000000000000009, -420275921.94716519, -2.8989999760389331, -5.7979999520778671]
+    f = torch.tensor([2.7474985122680664, 1.1920928955078125e-07, -1, -0.3, 0], dtype=torch.float64)
+    set = AffineSet(torch.tensor(rows, dtype=torch.float64), low, high)
+    for search in ("active", "full", "lite"):
+        answer = project(f, set, search=search)
+        assert answer.status == Status.PROJECTED and abs(answer.value[2] - 3) < 1e-6
+        assert set.contains(answer.value).all()
+
+
+def test_levels_beyond_the_largest_number_leave_hard_rows_alone():
+    """The bounds of a soft row miss each other by 1e308 in a row of size 1e229, so that its level has no number."""
+    soft = AffineSet(
+        torch.tensor([[-0.47], [-0.94], [4.51e229], [4.51e229]], dtype=torch.float64),
+        [-INF, 5.0, -INF, torch.finfo(torch.float64).max],
+        [1000.0, INF, 1.0, -1e8],
+    ).soft()
+    rows = torch.tensor([[2.0**-23], [1.0]], dtype=torch.float64)
+    hard = AffineSet(rows, [-1.0, 8.9e-132], [-1.0, 8.9e-132])
+    f = torch.tensor([-1.39], dtype=torch.float64)
+    assert project(f, soft & hard, on_infeasible="nan").status == Status.INFEASIBLE
+    answer = project(f, soft & AffineSet.equality(rows[:1], [-1.0]), on_infeasible="nan")
+    assert answer.status == Status.RELAXED and answer.value.item() == -(2.0**23)
+
+
+# ----------------------------------------------------------------------------------- soft bounds of one output
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_soft_bound_gives_way_to_a_number_that_the_type_does_not_have(dtype: torch.dtype):
+    """y1 >= s is soft; y1 <= h < s is hard, or soft too: the relaxed bound is h, or (h + s) / 2, up to rounding only.
+    The closing row was missing from `active` then, gradients were 0, and in a metric the answer the Euclidean one."""
+    metric = torch.tensor([[2.0, 1.0, 0.0], [1.0, 2.0, 0.0], [0.0, 0.0, 1.0]], dtype=dtype)
+    row, room = torch.tensor([[1.0, 0.0, 0.0]], dtype=dtype), 1e-6 if dtype == torch.float64 else 1e-3
+    for _ in range(200):
+        h = torch.rand(1, dtype=dtype, requires_grad=True)
+        s, f = 1 + torch.rand(1, dtype=dtype), torch.randn(3, dtype=dtype)
+        cap, floor = AffineSet.inequality(row, h), AffineSet(row, s, None).soft()
+        for set, share in ((cap & floor, 1.0), (cap.soft() & floor, 0.5)):
+            (slope,) = torch.autograd.grad(project(f, set).value[0], h)
+            assert slope.item() == pytest.approx(share, abs=room)
+            y = project(f, set.with_metric(metric)).value.tolist()
+            assert y[0] == pytest.approx(share * h.item() + (1 - share) * s.item(), abs=room)
+            assert y[1] == pytest.approx(f[1].item() - (y[0] - f[0].item()) / 2, abs=room)
+        assert project(f, cap & floor).value[0] <= h
+
+
+# ------------------------------------------------------------------------------------------- sets without a point
+
+
+def test_the_gap_of_a_conflict_is_that_of_its_multipliers():
+    """Nearly parallel rows in float32: the proof that is told is another one than the last."""
+    rows = [
+        [-1.1054705381393433, 0.5342361330986023, -0.544646680355072],
+        [-3.3164117336273193, 1.6027129888534546, -1.6339446306228638],
+    ]
+    low = [-0.4339689314365387, -1.2401493787765503]
+    set = AffineSet(torch.tensor(rows), low, [low[0], INF])
+    with pytest.raises(InfeasibleError) as caught:
+        project(torch.tensor([-0.5, -1.6, 0.4]), set)
+    (conflict,) = caught.value.conflicts
+    gap = sum(m * low[i] for i, m in zip(conflict.rows, conflict.multipliers, strict=True))
+    assert conflict.gap == pytest.approx(gap, rel=1e-6)
+
+
+def test_the_gradient_of_the_nearest_point_leaves_broken_equalities_out():
+    """y1 and y2 are where rows 0 and 2 miss each other, beside row 1; an equality that is broken there has no say."""
+    rows = torch.tensor([[2.0, -1.0], [2.0, 1.0], [2.0, -1.0]], dtype=torch.float64)
+    low = torch.tensor([-INF, 2.0, 2.0], dtype=torch.float64)
+    high = torch.tensor([-1.0, 2.0, 2.0], dtype=torch.float64)
+    f = torch.tensor([[3.0, -1.0], [1.0, 2.0]], dtype=torch.float64, requires_grad=True)
+    for metric in (None, [2.0, 1.0]):
+        alone = AffineSet(rows, low, high)
+        whole = AffineSet(
+            torch.stack([rows, rows.flip(0)]), torch.stack([low, low.flip(0)]), torch.stack([high, high.flip(0)])
+        )
+        if metric is not None:
+            alone, whole = alone.with_metric(metric), whole.with_metric(metric)
+
+        def value(f: torch.Tensor, set: AffineSet = alone) -> torch.Tensor:
+            return project(f, set, on_infeasible="nearest").value.sum()
+
+        (slope,) = torch.autograd.grad(value(f, whole), f)
+        (same,) = torch.autograd.grad(value(f), f)
+        assert torch.equal(slope[0], same[0])
+        step = 1e-6 * torch.eye(2, dtype=torch.float64)
+        found = [(value(f[0] + e) - value(f[0] - e)).item() / 2e-6 for e in step]
+        assert same[0].tolist() == pytest.approx(found, abs=1e-6)
+
+
+def test_a_metric_does_not_make_contradictions_soft():
+    hard = AffineSet.equality([[-1.0]], [-3.0]) & AffineSet([[-1.0]], -1.0, None)
+    set = hard & AffineSet.equality([[0.0]], [3.0]).soft()
+    f = torch.tensor([4e20], dtype=torch.float64)
+    other = AffineSet([[2.0], [-1.0], [-1.0]], [-1.0, -3.0, -1.0], [-1.0, -3.0, INF]).to(torch.float64)
+    for given in (set, set.with_metric([2.0]), other & set, (other & set).with_metric([3.5])):
+        assert project(f, given, on_infeasible="nearest").status == Status.INFEASIBLE
+
+
+def test_rows_that_meet_far_away_by_rounding_exclude_each_other_in_a_metric_too():
+    """Rows 0, 1 and 5 are parallel but for rounding: without a metric INFEASIBLE; in one, a point of 4e11 was taken."""
+    rows = [
+        [-0.3952220058551517, -1.165375813377058, -1.1942065589623516],
+        [1.1856660175686922, 3.496127440127988, 3.5826196768903134],
+        [-1.5027309660468473, -0.7065761641405777, -1.1511994475404428],
+        [-0.03952220058551518, -0.11653758133770581, -0.11942065589623517],
+        [-0.1137251523448417, -0.581085703798503, 0.578027747698546],
+    ]
+    weak = [
+        [-1.1856660175686902, -3.496127440127994, -3.5826196768903134],
+        [-0.07838414355001301, 1.574478909981427, 0.06863321076740247],
+        [-0.37172125322120136, -1.0160410414242982, -0.6730465985779424],
+    ]
+    low = [1.6449469341427347, 0.1319768759675755, -INF, -INF, -INF]
+    high = [1.6449469341427347, 0.19305853094084213, -1.1124522066441236, -0.4894540696276678, -0.20044227119154132]
+    hard = AffineSet(torch.tensor(rows, dtype=torch.float64), low, high)
+    soft = AffineSet(
+        torch.tensor(weak, dtype=torch.float64),
+        [-INF, 0.7489705362459034, -INF],
+        [0.6452246248988689, INF, 0.33115214611639315],
+    ).soft()
+    set, f = hard & soft, torch.tensor([0.9625551211367049, 0.8606134677229611, -0.7090829161856489]).double()
+    for given in (set, set.with_metric([[4.0, -2.0, -2.0], [-2.0, 5.0, 3.0], [-2.0, 3.0, 6.0]])):
+        assert project(f, given, on_infeasible="nan").status == Status.INFEASIBLE

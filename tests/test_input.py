@@ -28,6 +28,7 @@ def test_the_errors_are_value_errors():
         ),
         (lambda: AffineSet([[1.0, 2.0]], upper=[1.0, 2.0]), r"upper bound must have shape \(..., 1\).*got \(2,\)"),
         (lambda: AffineSet(torch.ones(3, 2, 2), upper=torch.ones(3, 2, 1)), r"squeeze\(-1\)"),
+        (lambda: AffineSet(torch.ones(2, 2), upper=torch.ones(64, 1)), r"written b\.expand\(\*b\.shape\[:-1\], 2\)"),
         (lambda: AffineSet(torch.ones(3, 1, 2), upper=torch.ones(3, 1, 1)), r"more batch axes than A"),
         (lambda: AffineSet(torch.ones(3, 1, 2), upper=torch.ones(2, 1)), r"do not broadcast"),
         (lambda: AffineSet([[1.0]], names=["a", "b"]), r"one name for each of the 1 rows, got 2 names"),

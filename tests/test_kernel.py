@@ -560,7 +560,7 @@ def test_a_long_search_can_be_interrupted():
         "from caffnet import AffineSet, project\n"
         "torch.manual_seed(0)\n"
         "f, w, A = 1e-3 * torch.randn(4, 24), 100 * torch.randn(4, 24), torch.randn(4, 60, 24)\n"
-        "set = AffineSet.inequality(A, (A @ f.unsqueeze(-1)).squeeze(-1) - 1e-3)\n"
+        "set = AffineSet.inequality(A, (A @ (f - 1e-3).unsqueeze(-1)).squeeze(-1) + 1e-4)\n"
         "print('begins', flush=True)\n"
         "try:\n"
         "    project(f, set, w, search='full', budget=2**80, on_infeasible='nan')\n"

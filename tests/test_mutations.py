@@ -55,7 +55,7 @@ MUTANTS = {
     ),
     "infeasible candidates are accepted": (
         "_kernel/walk.c",
-        "if (length <= best * tie && accepts(s, y, size_f, t)) {",
+        "if (length <= best * tie && accepts(s, y, size_f)) {",
         "if (length <= best * tie) {",
         FULL,
     ),
@@ -80,8 +80,8 @@ MUTANTS = {
     ),
     "a bound of one output is not firm": (
         "_kernel/rows.c",
-        "(firm && s->plain[i] >= 0)",
-        "(firm && s->plain[i] > s->n)",
+        "(firm && s->plain[i] >= 0 &&",
+        "(firm && s->plain[i] > s->n &&",
         "test_nasty.py::test_plain_bounds_hold_exactly_for_an_accepted_f_too",
     ),
     "the nearest bound of a box is the other": (
@@ -192,7 +192,7 @@ MUTANTS = {
         "test_soft_rows.py::test_a_level_moves_with_the_bounds_that_set_it",
     ),
     "strict looks at hard rows no more where soft ones gave way": (
-        "_kernel/decide.c",
+        "_kernel/strict.c",
         "    if (batch->strict) keep_hard_rows(batch, b, work);\n",
         "",
         "test_soft_rows.py::test_hard_rows_hold_in_exact_arithmetic_under_strict",

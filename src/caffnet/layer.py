@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from caffnet._solve import sparse
-from caffnet._solve.prepare import Prepared, prepare
+from caffnet._solve.prepare import Prepared, prepare, set_of
 from caffnet._solve.problem import Options, check_options
 from caffnet._solve.tracing import in_transform, is_compiling, is_concrete, is_exporting_plain, may_branch, no_autocast
 from caffnet.constraints import EQUAL, AffineSet, ArrayLike, Softness, joint_shape, row_names
@@ -43,8 +43,8 @@ class CAffine(nn.Module):
 
     A fixed set is prepared once, its data are buffers: they are saved in the ``state_dict`` and move with ``.to()``.
     A model file thus brings its constraint along; where that is another one, loading it warns and names the rows. The
-    same goes for the parameters and buffers of a constraint that is itself a module. Numbers that are written into the
-    buffers in place, as an average over models does it, do not count: load a state to change the set.
+    same goes for the parameters and buffers of a constraint that is itself a module. Writing into the buffers in place,
+    as an average over models does, has no effect: the layer keeps its own copy. Load a state to change the set.
     A set written in plain lists takes torch's default number type, as the parameters of any module do.
 
     A constraint function is called without autocast, and what is in half precision in its x (a tensor, or tensors in
@@ -52,7 +52,7 @@ class CAffine(nn.Module):
 
     In several processes (DistributedDataParallel) an error in one of them leaves the others waiting, and they end with
     "Connection closed": the message of the first one begins with its rank. Where empty sets or NaN can occur in
-    training, pass ``on_infeasible="nan"`` (and leave these samples out of the loss, by `Projection.status`) or
+    training, pass ``on_infeasible="nan"`` (and leave these samples out of the loss, by `Projection.answered`) or
     ``"nearest"``: then no process stops.
 
     >>> layer = CAffine(AffineSet.box(-1.0, 1.0, dim=2))
@@ -159,7 +159,7 @@ class CAffine(nn.Module):
             w = limit_null(f, w, constraints, options, self.null_limit)
         if not self.warm_start or is_compiling():
             return solve_checked(f, constraints, w, options, value_only=value_only)
-        m = (constraints.set if isinstance(constraints, Prepared) else constraints).m
+        m = set_of(constraints).m
         before = self._rows_before
         fits = before is not None and before.shape == (*f.shape[:-1], m) and before.device == f.device
         fields = solve_checked(f, constraints, w, options, before if fits else None)
@@ -170,8 +170,7 @@ class CAffine(nn.Module):
 
     def set_at(self, x: Any = None) -> AffineSet:
         """The constraints that hold for the input `x`."""
-        constraints = self._constraints(x)
-        return constraints.set if isinstance(constraints, Prepared) else constraints
+        return set_of(self._constraints(x))
 
     def _constraints(self, x: Any) -> AffineSet | Prepared:
         if self._prepared is not None:
@@ -188,7 +187,7 @@ class CAffine(nn.Module):
         metric = self._buffers["metric"]  # as an attribute it takes longer, and mostly there is none
         if metric is None:
             return made
-        rows = made.set if isinstance(made, Prepared) else made
+        rows = set_of(made)
         if rows.metric is not None:
             raise ConstraintError(
                 "The layer has a metric, and so has the set of its constraint function: give it in one of the two "
@@ -199,7 +198,7 @@ class CAffine(nn.Module):
     def _in_need_of_w(self, f: Tensor, constraints: AffineSet | Prepared) -> Tensor:
         """The samples whose f is not feasible, ``(...)``; all, if numbers are not known yet or rows are equalities."""
         everywhere = torch.ones(f.shape[:-1], dtype=torch.bool, device=f.device)
-        set = constraints.set if isinstance(constraints, Prepared) else constraints
+        set = set_of(constraints)
         if not may_branch(f) or self._options.strict or EQUAL in set.row_kinds:
             return everywhere
         try:
@@ -223,7 +222,7 @@ class CAffine(nn.Module):
         mine = f.shape[:-1]
         if len(mine) < 2:  # nothing to mistake
             return
-        axes = (constraints.set if isinstance(constraints, Prepared) else constraints).batch_shape
+        axes = set_of(constraints).batch_shape
         if len(mine) > len(axes) > 0 and 1 in mine and joint_shape(mine, axes) != mine:
             raise ConstraintError(
                 f"f has the batch axes {tuple(mine)}, the constraints at x {tuple(axes)}: every f would meet every "
@@ -373,13 +372,18 @@ def _warn_of_other_numbers(module: CAffine, state: dict[str, Any], prefix: str, 
         if (_differs(new, old) & ~(new.isnan() & old.isnan()).to(old.device)).any():
             names.append(name)
     if names:
-        more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-        warnings.warn(
-            f"The loaded state has another constraint than the layer was built with, in {', '.join(names[:5])}{more}; "
-            "the loaded one holds from now on. To keep the layer's, leave these out of the state and load with "
-            "strict=False.",
-            stacklevel=2,
-        )
+        _warn(names, "", "these")
+
+
+def _warn(changed: list[str], kind: str, names: str) -> None:
+    """Warn that a state has changed the numbers of a constraint; `names` are those in the state."""
+    more = f" and {len(changed) - 5} more{kind}" if len(changed) > 5 else ""
+    warnings.warn(
+        f"The loaded state has another constraint than the layer was built with, in {', '.join(changed[:5])}{more}; "
+        f"the loaded one holds from now on. To keep the layer's, leave {names} out of the state and load with "
+        "strict=False.",
+        stacklevel=3,
+    )
 
 
 def _warn_of_other_rows(module: CAffine, state: dict[str, Any], prefix: str, *_: object) -> None:
@@ -401,16 +405,8 @@ def _warn_of_other_rows(module: CAffine, state: dict[str, Any], prefix: str, *_:
     rows = (A.any(-1) | lower | upper).reshape(-1, lower.shape[-1]).any(0)
     if rows.any() or any(t.any() for t in others):
         named = zip(row_names(module._rows[1], len(rows)), rows.tolist(), strict=True)
-        first, others = [name for name, differs in named if differs][:5], int(rows.sum()) - 5
-        changed = (
-            ", ".join(first) + (f" and {others} more rows" if others > 0 else "") if first else "its metric or weights"
-        )
-        warnings.warn(
-            f"The loaded state has another constraint than the layer was built with, in {changed}; the loaded one "
-            f"holds from now on. To keep the layer's, leave {', '.join(names)} out of the state and load with "
-            "strict=False.",
-            stacklevel=2,
-        )
+        changed = [name for name, differs in named if differs] or ["its metric or weights"]
+        _warn(changed, " rows", ", ".join(names))
 
 
 def _differs(new: Tensor, old: Tensor) -> Tensor:

@@ -52,8 +52,8 @@ class CAffNet(nn.Module):
     jumps by itself.
 
     Everything in w' is differentiated: w, and the factor by w, by f and by the set through d. Where the limit holds,
-    the gradient of w is across w: only its direction counts there. With ``gradient="tangent"`` this part stays exact.
-    d costs one more projection; where f is inside it is 0.
+    only the direction of w counts, so its gradient is orthogonal to w. With ``gradient="tangent"`` this part stays
+    exact. d costs one more projection; where f is inside it is 0.
 
     >>> import torch
     >>> from caffnet import AffineSet, FeedForward
@@ -82,6 +82,8 @@ class CAffNet(nn.Module):
                 f"backbone must be a module x -> f, got {type(backbone).__name__}: the order is "
                 "CAffNet(backbone, constraint)."
             )
+        if null is not None and not isinstance(null, nn.Module):
+            raise ConstraintError(f"null must be a module x -> w, or None, got {type(null).__name__}.")
         self.backbone = backbone
         self.null = null
         self.lazy_null = lazy_null

@@ -20,8 +20,20 @@ So the backward pass solves the same system with the incoming gradient (v, 0) in
 
 **The tangent gradient.** ``N v`` dies at a vertex, and on a face it never lets the answer back inside. With
 ``gradient="tangent"`` f gets ``-d`` instead, where ``d`` is the projection of ``-v`` on the tangent cone of S at y, the
-directions in which the active rows allow a small step. So f moves inward until the rows let go of it. w keeps ``N v``:
-what it would gather across the face changes nothing while the answer lies there, and comes out as a jump when f enters.
+directions in which the active rows allow a small step. So f moves inward until the rows let go of it. w keeps the exact
+gradient ``N v``: a part of w across the face has no effect now, but would grow in training, and show as a jump once f
+is inside.
+
+**The path of a call**::
+
+    project -> solve_checked: validate, choose the search, flatten        projection.py
+      -> answer: attach the gradient                                      _solve/gradient.py
+        -> solve: the kernel, the GPU, or one operation for graphs        _solve/run.py
+          -> native.solve: one struct of addresses, threads               _kernel/native.py
+            -> caffnet_solve: every sample of the batch                   _kernel/entry.c
+              -> decide: accept f, project, approach, strict, write       _kernel/decide.c
+    backward -> caffnet_gradient -> differentiate                         _kernel/gradient.c
+    derivatives of derivatives -> the closed form in plain torch          _solve/gradient.py
 
 **Soft rows.** Rows with a weight have slacks, which are outputs of their own: the same map with more of them
 (`_solve/slack.py`). Rows without a weight are rows like the others while the set has a point. Where it has none, they
@@ -37,10 +49,9 @@ import functools
 import torch
 from torch import Tensor
 
-from caffnet import tolerance
 from caffnet._solve import gradient as differentiable
 from caffnet._solve import graph, slack, sparse, stationary
-from caffnet._solve.prepare import Prepared, choose_search
+from caffnet._solve.prepare import Prepared, choose_search, set_of
 from caffnet._solve.problem import Answer, Options, Problem, Status, check_options
 from caffnet._solve.tracing import (
     are_concrete,
@@ -76,6 +87,19 @@ class Projection:
     search: str
     set: AffineSet = dataclasses.field(repr=False)
     goal: Tensor | None = dataclasses.field(default=None, repr=False)
+
+    def __repr__(self) -> str:
+        """Counts instead of numbers, which are in the attributes."""
+        if not are_concrete((self.status,)):
+            return f"Projection({tuple(self.value.shape)}, search={self.search!r})"
+        counts = self.status.reshape(-1).to(torch.int64).bincount().tolist()
+        said = ", ".join(f"{count} {Status(code).name}" for code, count in enumerate(counts) if count)
+        return f"Projection({tuple(self.value.shape)}: {said or 'no samples'}; search={self.search!r})"
+
+    @property
+    def answered(self) -> Tensor:
+        """Samples with an answer, ``(...)``: all but those that are INFEASIBLE or INVALID."""
+        return (self.status != int(Status.INFEASIBLE)) & (self.status != int(Status.INVALID))
 
     @functools.cached_property
     def multipliers(self) -> Tensor:
@@ -159,8 +183,7 @@ class Projection:
         set, y = self.set, self.value.detach()
         value = sparse.product(set.A.detach(), y)
         lower, upper = set.lower.detach(), set.upper.detach()
-        size = sparse.row_sizes(set.A.detach()) * (y.abs().amax(-1, keepdim=True) if set.n else 0)
-        room = 4 * tolerance.feasibility(y.dtype, set.n) * (size + value.abs()) + tolerance.underflow(y.dtype)
+        room = 2 * stationary.room_at(set.A.detach(), y, value)
         above, below = (value - upper).abs() <= room, (value - lower).abs() <= room
         touching = torch.where(above, 1, torch.where(below, -1, 0)).to(torch.int8)
         return torch.where(self.active != 0, self.active, touching)
@@ -221,7 +244,8 @@ def project(
         budget: bytes that a list of all sub-constraints may take, 256 MiB if None: a measure of how many of them
             ``"full"``, ``"lite"`` and ``"paper"`` may look at.
         start: rows to begin the search with, ``(..., m)``, as the `Projection.active` of a call before: a warm start,
-            faster when few rows change. The answer is the same to rounding.
+            faster when few rows change. The answer is the same to rounding; with `w` and ``search="active"``, where
+            more rows than needed meet in a point, it may be another candidate.
         metric: measure distances by ``‖y - f‖_M`` instead of the Euclidean norm: a positive definite matrix
             ``(..., n, n)``, or its diagonal ``(n,)``; short for ``set.with_metric(metric)``, which says more.
 
@@ -307,12 +331,12 @@ def validate(
 
     Messages call f by `name`.
     """
-    constraints = set.set if isinstance(set, Prepared) else set
+    constraints = set_of(set)
     if not isinstance(constraints, AffineSet):
-        raise ConstraintError(
-            f"The constraints must be an AffineSet, got {type(set).__name__}. "
-            "Write AffineSet.inequality(A, b), .equality(C, d) or .box(lower, upper)."
-        )
+        write = "Write AffineSet.inequality(A, b), .equality(C, d) or .box(lower, upper)."
+        if callable(set):
+            write = "Call the function, project(f, constraint(x)), or give it to a layer, CAffine(constraint)."
+        raise ConstraintError(f"The constraints must be an AffineSet, got {type(set).__name__}. {write}")
     _check_point(name, f, constraints)
     if isinstance(set, Prepared):
         if constraints.dtype != f.dtype:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from caffnet._solve import proximal, sparse, stationary
 from caffnet._solve.infeasible import report, sample_index
-from caffnet._solve.prepare import Prepared
+from caffnet._solve.prepare import Prepared, set_of
 from caffnet._solve.problem import Options, Problem, Status, check_options
 from caffnet._solve.tracing import in_forward_mode, may_branch
 from caffnet.constraints import AffineSet, ArrayLike
@@ -148,7 +148,7 @@ def _rows(q: Tensor, set: AffineSet | Prepared | None, parts: dict[str, ArrayLik
     if set is not None:
         if given:
             raise ConstraintError(f"Give a set, or {' and '.join(given)}: not both. Sets are joined by `&`.")
-        whole = set.set if isinstance(set, Prepared) else set
+        whole = set_of(set)
         if isinstance(whole, AffineSet) and whole.metric is not None:
             raise ConstraintError("The set has a metric, but solve_qp measures by Q: give it the set without one.")
         if isinstance(whole, AffineSet) and whole.softness is not None:

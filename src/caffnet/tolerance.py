@@ -12,11 +12,12 @@ import torch
 
 
 def feasibility(dtype: torch.dtype, n: int) -> float:
-    """The relative error allowed in ``a_i y <= b_i``: multiply by ``|y|_inf + |f|_inf + |b_i|``.
+    """The relative error allowed in ``a_i y <= b_i``: multiply by ``2 |a_i| |y| + |b_i|``.
 
-    Evaluating ``a_i y`` in floating point already costs up to ``n eps |a_i|_1 |y|_inf``; the point itself is rounded
-    to the same order, and so is the projection that produced it. Four such errors is the smallest allowance with
-    which every real problem we know keeps its true face; two to eight work.
+    Evaluating ``a_i y`` in floating point already costs up to ``n eps |a_i| |y|``; the point itself is rounded to the
+    same order, and so is the projection that produced it. Four such errors is the smallest allowance with which every
+    real problem we know keeps its true face; two to eight work. Outputs that are not in the row do not count, but for
+    the rounding of float64, in which everything is computed (`search`).
     """
     return 4 * max(n, 1) * torch.finfo(dtype).eps
 
@@ -64,7 +65,8 @@ def search(n: int) -> float:
 
     It decides the active rows in float64, so it is as fine as float64 allows whatever the user's type: a row that is
     only just active would be missed by the user's own tolerance. Where the rows then exclude each other, the search
-    runs again with `feasibility`.
+    runs again with `feasibility`. Four of it, of the size of all outputs, is what a row may be exceeded by whatever its
+    own numbers: in float64 that is `feasibility`.
     """
     return max(n, 1) * torch.finfo(torch.float64).eps
 
@@ -76,7 +78,9 @@ def fine_rank(n: int) -> float:
 
 #: A proof that a set is empty must reach to points of 1 / EMPTY times the size of the data. Its multipliers are
 #: rounded, so it shows that no point within some radius satisfies the rows: infinite where the data cancel exactly,
-#: else about 1e16 times the gap. Rows that are parallel but for the rounding of 0.1 and 0.3 meet far beyond any answer.
+#: else about 1e16 times the gap. Rows that are parallel but for the rounding of 0.1 and 0.3 meet far beyond any answer;
+#: in float32 some meet nearer. A proof as far as the root of it is enough where the allowance of the rows in conflict
+#: at their common point is larger than what they miss each other by near the data.
 EMPTY = 2.0**-20
 
 

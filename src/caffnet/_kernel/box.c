@@ -84,7 +84,7 @@ FN void pass_single(const CaffnetBatch *batch, const CaffnetGradients *to, int64
 FN void clip_gradient(const CaffnetBatch *batch, const CaffnetGradients *to, int64_t b) {
     const int8_t *active = batch->active + b * batch->m;
     int single = (int)batch->single, held = 0, passes = batch->status[b] <= CAFFNET_WITHIN_TOL;
-    double top = 0.0, share = batch->t.feasibility;
+    double top = 0.0, share = batch->t.feasibility, fine = SHARE_OF_ALL * batch->t.search;
     if (passes && !batch->tangent && !to->lower && !to->upper && to->f) {
         if (single) pass_single(batch, to, b);
         else pass_double(batch, to, b);
@@ -100,7 +100,8 @@ FN void clip_gradient(const CaffnetBatch *batch, const CaffnetGradients *to, int
         if (held && batch->tangent) {
             double low = load(batch->lower, b * batch->lower_step + j, single);
             double high = load(batch->upper, b * batch->upper_step + j, single), y = load(batch->value, b * batch->n + j, single);
-            double free = 2.0 * share * top + batch->t.underflow;
+            double size = 2.0 * (share > fine ? larger(fabs(y), fine / share * top) : top); /* as size_at has it */
+            double free = share * size + batch->t.underflow;
             inward = v;
             if (low == high || active[j] > 0 || fabs(y - high) <= free + share * fabs(high)) inward = larger(inward, 0.0);
             if (low == high || active[j] < 0 || fabs(y - low) <= free + share * fabs(low)) inward = smaller(inward, 0.0);
@@ -112,30 +113,14 @@ FN void clip_gradient(const CaffnetBatch *batch, const CaffnetGradients *to, int
     }
 }
 
-/* The bounds of every output; 0 if some exclude each other. */
-FN int box_limits(const Rows *s, double *low, double *high) {
-    for (Index j = 0; j < s->n; j++) {
-        low[j] = -HUGE_VAL;
-        high[j] = HUGE_VAL;
-    }
-    for (Index i = 0; i < s->m; i++) {
-        Index j = s->plain[i];
-        int up = plain_sign(s, i) > 0.0;
-        low[j] = larger(low[j], up ? s->low[i] : -s->high[i]);
-        high[j] = smaller(high[j], up ? s->high[i] : -s->low[i]);
-        if (!(low[j] <= high[j])) return 0;
-    }
-    return 1;
-}
-
 /* Hold each output at its side, by the first row that does it, equalities before all others. */
 FN void mark_box(const Rows *s, Face *face, int8_t *side, const double *low, const double *high) {
     clear_face(s, face);
     for (int equalities = 1; equalities >= 0; equalities--)
-        for (Index i = 0; i < s->m; i++) {
+        for (Index i = 0; i < rows_of(s); i++) {
             Index j = s->plain[i];
             if (j < 0 || side[j] == 0 || s->equal[i] != equalities) continue;
-            int up = plain_sign(s, i) > 0.0, upper = (side[j] > 0) == up;
+            int up = s->sign[i] > 0.0, upper = (side[j] > 0) == up;
             double bound = (up ? 1.0 : -1.0) * (side[j] > 0 ? high[j] : low[j]);
             if (upper && s->high[i] == bound) face->held[i] = 1;
             else if (!upper && s->low[i] == bound) face->held[i] = s->equal[i] ? 1 : -1;
@@ -162,11 +147,11 @@ FN int8_t box_choice(double f, double g, double low, double high, double *y) {
 /* The answer in a box, in work->y, with its rows in face.held; 0 if the bounds exclude each other. */
 FN int box_point(Work *work, int search) {
     const Rows *s = &work->rows;
-    Index n = s->n;
+    Index n = outputs_of(s);
     double *low = work->spare, *high = work->other, *y = work->y, *clamped = work->face.z;
     const double *f = work->f, *g = work->g;
     int8_t *side = work->seed;
-    if (!box_limits(s, low, high)) return 0;
+    if (limits_of_outputs(s, low, high) >= 0) return 0;
     if (search != CAFFNET_ACTIVE) {
         for (Index j = 0; j < n; j++) side[j] = box_choice(f[j], g[j], low[j], high[j], &y[j]);
         mark_box(s, &work->face, side, low, high);
@@ -203,11 +188,11 @@ FN int box_point(Work *work, int search) {
 /* Mark in direct.side the outputs that held bounds fix, with their values in y if that is given. */
 FN void fix_outputs(const Rows *s, const int8_t *held, double *y) {
     const Direct *d = &s->direct;
-    for (Index j = 0; j < s->n; j++) d->side[j] = 0;
-    for (Index i = 0; i < s->m; i++) {
+    for (Index j = 0; j < outputs_of(s); j++) d->side[j] = 0;
+    for (Index i = 0; i < rows_of(s); i++) {
         if (held[i] == 0 || s->plain[i] < 0) continue;
         d->side[s->plain[i]] = 1;
-        if (y) y[s->plain[i]] = plain_sign(s, i) * (held[i] > 0 ? s->high[i] : s->low[i]);
+        if (y) y[s->plain[i]] = s->sign[i] * (held[i] > 0 ? s->high[i] : s->low[i]);
     }
 }
 
@@ -215,7 +200,7 @@ FN void fix_outputs(const Rows *s, const int8_t *held, double *y) {
 FN Index list_held(const Rows *s, Face *face) {
     face->base = 0;
     Index k = 0;
-    for (Index i = 0; i < s->m && k <= s->n; i++) { /* without a branch, which no processor foresees */
+    for (Index i = 0; i < rows_of(s) && k <= outputs_of(s); i++) { /* without a branch, which no processor foresees */
         face->rows[k] = i;
         face->sides[k] = face->held[i];
         k += face->held[i] != 0;

@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -107,18 +108,19 @@ def build(
     flags = [*FLAGS, *shlex.split(os.environ.get("CFLAGS", "")), *(extra or [])]
     x86 = machine.lower() in ("x86_64", "amd64")
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".build-") as folder:
-        objects = []
-
-        def compile_file(source: str, name: str, *more: str) -> None:
-            _run([*compiler, *flags, *more, "-c", str(HERE / source), "-o", f"{folder}/{name}.o"])
-            objects.append(f"{folder}/{name}.o")
-
-        compile_file("kernel.c", "baseline", "-DISA=baseline")
-        for name, options in VECTORS.items() if x86 else ():
-            compile_file("kernel.c", name, f"-DISA={name}", *options)
-        more = ["-DCAFFNET_AVX"] if x86 else []
-        compile_file("dispatch.c", "dispatch", f"-DCAFFNET_SOURCES={source_hash()}", *more)
-        compile_file("onnx.c", "onnx")
+        jobs = [("kernel.c", "baseline", ["-DISA=baseline"])]
+        jobs += [("kernel.c", name, [f"-DISA={name}", *options]) for name, options in VECTORS.items() if x86]
+        jobs += [
+            ("dispatch.c", "dispatch", [f"-DCAFFNET_SOURCES={source_hash()}", *(["-DCAFFNET_AVX"] if x86 else [])])
+        ]
+        jobs += [("onnx.c", "onnx", [])]
+        objects = [f"{folder}/{name}.o" for _, name, _ in jobs]
+        lines = [
+            [*compiler, *flags, *more, "-c", str(HERE / source), "-o", made]
+            for (source, _, more), made in zip(jobs, objects, strict=True)
+        ]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            list(pool.map(_run, lines))
         made = Path(folder) / target.name
         math = [] if system == "win32" else ["-lm"]
         # An undefined function is an error here, as on other systems, and not only when the library is loaded.

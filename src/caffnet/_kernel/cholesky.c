@@ -11,7 +11,7 @@
 /* Read the rows that are no bounds by their columns. */
 FN void read_columns(const Rows *s) {
     Newton *w = s->newton;
-    Index n = s->n, m = s->m;
+    Index n = outputs_of(s), m = rows_of(s);
     for (Index j = 0; j <= n; j++) w->column[j] = 0;
     for (Index i = 0; i < m; i++)
         for (Index e = 0; s->plain[i] < 0 && e < s->entries[i]; e++) w->column[column_of(s, i, e) + 1]++;
@@ -132,7 +132,7 @@ FN int eliminate(Graph *at, Index v) {
 /* The order in which rows are eliminated, once for a matrix. What does not fit into the memory goes to the tail. */
 FN void order_rows(const Rows *s) {
     Newton *w = s->newton;
-    Index m = s->m, left = 0, lowest = 0;
+    Index m = rows_of(s), left = 0, lowest = 0;
     if (w->ordered) return;
     w->ordered = 1;
     w->faced = 0;
@@ -172,7 +172,7 @@ FN void order_rows(const Rows *s) {
 /* The factors are those of the rows held. */
 FN void keep_face(const Rows *s, const int8_t *held) {
     s->newton->faced = 1;
-    for (Index i = 0; i < s->m; i++) s->newton->face[i] = held[i];
+    for (Index i = 0; i < rows_of(s); i++) s->newton->face[i] = held[i];
 }
 
 /* The columns before the tail in which line p has entries, in an order that respects the links: from the place returned
@@ -184,7 +184,7 @@ FN Index columns_of_line(const Rows *s, const int8_t *fixed, Index p, double *x)
     for (Index e = 0; e < s->entries[i]; e++) {
         Index j = column_of(s, i, e);
         if (fixed[j]) continue;
-        double own = s->start ? a[e] : a[j];
+        double own = is_sparse(s) ? a[e] : a[j];
         for (Index c = w->column[j]; c < w->column[j + 1]; c++) {
             Index q = w->place[w->row[c]], length = 0;
             if (q < 0 || q > p) continue;
@@ -212,7 +212,7 @@ FN int factorise_rows(const Rows *s, const int8_t *moving, const int8_t *fixed, 
     Newton *w = s->newton;
     Index k = 0, first = -1;
     w->faced = 0;
-    for (Index i = 0; i < s->m; i++) w->place[i] = -1;
+    for (Index i = 0; i < rows_of(s); i++) w->place[i] = -1;
     for (Index o = 0; o < w->count; o++) {
         if (o == w->tail) first = k;
         if (moving[w->order[o]] == 0) continue;

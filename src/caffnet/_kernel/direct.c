@@ -49,12 +49,12 @@ FN void recognise(Rows *s) {
     d->shape = d->family = ANY;
     s->newton->ordered = s->newton->faced = 0;
     d->row = -1;
-    if (s->n < DIRECT_FROM && !s->start) return;
-    for (Index j = 0; j < s->n; j++) {
+    if (outputs_of(s) < DIRECT_FROM && !is_sparse(s)) return;
+    for (Index j = 0; j < outputs_of(s); j++) {
         d->link[j] = -1;
         d->a[j] = 0.0;
     }
-    for (Index i = 0; i < s->m; i++) {
+    for (Index i = 0; i < rows_of(s); i++) {
         if (s->plain[i] >= 0) continue;
         if (s->squared[i] == 0.0) return;
         others++;
@@ -75,7 +75,7 @@ FN void recognise(Rows *s) {
     }
     if (others <= 1) {
         d->shape = others == 0 ? BOUNDS : BUDGET;
-        for (Index j = 0; j < s->n; j++) d->a[j] = 0.0;
+        for (Index j = 0; j < outputs_of(s); j++) d->a[j] = 0.0;
         for (Index e = 0; d->row >= 0 && e < s->entries[d->row]; e++) d->a[column_of(s, d->row, e)] += entry_of(s, d->row, e);
     } else d->shape = CHAIN;
 }
@@ -87,12 +87,12 @@ FN int read_matrix(const CaffnetBatch *batch, int64_t b, Rows *s) {
     return 1;
 }
 
-/* What this sample is: a chain whose links do not all point one way, or hold from both sides, is none. */
+/* The family of this sample. A chain counts only if all its links are one-sided and point one way. */
 FN int family_of(Rows *s) {
     Direct *d = &s->direct;
     int rising = 1, falling = 1;
-    if (d->shape != CHAIN) return d->shape == ANY && s->start ? SPARSE : d->shape;
-    for (Index j = 0; j < s->n && (rising || falling); j++) {
+    if (d->shape != CHAIN) return d->shape == ANY && is_sparse(s) ? SPARSE : d->shape;
+    for (Index j = 0; j < outputs_of(s) && (rising || falling); j++) {
         Index i = d->link[j];
         if (i < 0) continue;
         int up = d->a[j] > 0.0, below = is_finite(s->low[i]), above = is_finite(s->high[i]);
@@ -100,14 +100,14 @@ FN int family_of(Rows *s) {
         falling = falling && (up ? !below : !above);
     }
     d->falling = !rising;
-    return rising || falling ? CHAIN : s->start ? SPARSE : ANY;
+    return rising || falling ? CHAIN : is_sparse(s) ? SPARSE : ANY;
 }
 
-/* What a sample is to its derivative, which knows the rows held: the way a chain points does not matter, equalities do. */
+/* The family for the derivative. The rows held are known, so a chain may rise and fall; one with equalities is factorised. */
 FN int gradient_family(const Rows *s) {
-    for (Index i = 0; i < s->m && s->direct.shape == CHAIN && !s->start; i++)
+    for (Index i = 0; i < rows_of(s) && s->direct.shape == CHAIN && !is_sparse(s); i++)
         if (s->equal[i]) return ANY;
-    return s->direct.shape == ANY && s->start ? SPARSE : s->direct.shape;
+    return s->direct.shape == ANY && is_sparse(s) ? SPARSE : s->direct.shape;
 }
 
 /* ---------------------------------------------------------------------------------------------- on rows held */
@@ -122,7 +122,7 @@ FN double over_free(const Direct *d, const double *x, Index n, double *squared) 
             sum[c] += a * x[j + c];
             size[c] += a * a;
         }
-    for (int c = 0; j < n; j++, c++) {
+    for (int c = 0; c < 8 && j < n; j++, c++) {
         double a = d->side[j] ? 0.0 : d->a[j];
         sum[c] += a * x[j];
         size[c] += a * a;
@@ -136,20 +136,20 @@ FN void onto_row(const Rows *s, double bound, double *y, int finely) {
     const Direct *d = &s->direct;
     Pair sum = {-bound, 0.0};
     double squared = 0.0;
-    (void)over_free(d, y, s->n, &squared);
+    (void)over_free(d, y, outputs_of(s), &squared);
     if (!(squared > 0.0)) return;
     if (finely)
-        for (Index j = 0; j < s->n; j++) sum = d->a[j] == 0.0 ? sum : pair_add_product(sum, d->a[j], y[j]);
-    else sum.high += dot(d->a, y, s->n);
+        for (Index j = 0; j < outputs_of(s); j++) sum = d->a[j] == 0.0 ? sum : pair_add_product(sum, d->a[j], y[j]);
+    else sum.high += dot(d->a, y, outputs_of(s));
     double step = (sum.high + sum.low) / squared;
-    for (Index j = 0; j < s->n; j++) y[j] -= d->side[j] ? 0.0 : step * d->a[j];
+    for (Index j = 0; j < outputs_of(s); j++) y[j] -= d->side[j] ? 0.0 : step * d->a[j];
 }
 
 /* The last output of the run of held links that begins at j, and its output that a bound fixes, or -1. */
 FN Index run_end(const Rows *s, const int8_t *held, Index j, Index *fixed) {
     const Direct *d = &s->direct;
     *fixed = d->side[j] ? j : -1;
-    while (j + 1 < s->n && d->link[j] >= 0 && held[d->link[j]] != 0) {
+    while (j + 1 < outputs_of(s) && d->link[j] >= 0 && held[d->link[j]] != 0) {
         j++;
         if (d->side[j]) *fixed = j;
     }
@@ -159,8 +159,8 @@ FN Index run_end(const Rows *s, const int8_t *held, Index j, Index *fixed) {
 /* y = A+ b + (I - A+ A) g on the rows held; with b = 0 if `cone`. */
 FN void direct_flat(const Rows *s, const int8_t *held, const double *g, double *y, int cone) {
     const Direct *d = &s->direct;
-    Index n = s->n, row = d->row;
-    if (d->family == SPARSE) {
+    Index n = outputs_of(s), row = d->row;
+    if (is_sparse(s) && d->family == SPARSE) {
         newton_flat(s, held, g, y, cone);
         return;
     }
@@ -208,15 +208,15 @@ FN void direct_independent(const Rows *s, int8_t *held) {
     const Direct *d = &s->direct;
     int shape = d->family == SPARSE ? ANY : d->shape, row = 0;
     Index loose = 0, bounds = 0, *before = d->first;
-    for (Index i = 0; i < s->m; i++) bounds += held[i] != 0 && s->plain[i] >= 0;
+    for (Index i = 0; i < rows_of(s); i++) bounds += held[i] != 0 && s->plain[i] >= 0;
     if (shape == CHAIN && bounds < 2) return;
-    for (Index j = 0; j < s->n; j++) {
+    for (Index j = 0; j < outputs_of(s); j++) {
         d->side[j] = 0;
         before[j] = j;
         loose += d->a[j] != 0.0;
     }
     for (int equal = 1; equal >= 0; equal--)
-        for (Index i = 0; i < s->m; i++) {
+        for (Index i = 0; i < rows_of(s); i++) {
             if (held[i] == 0 || s->equal[i] != equal) continue;
             Index j = s->plain[i];
             if (j >= 0) {
@@ -245,9 +245,9 @@ FN void direct_independent(const Rows *s, int8_t *held) {
 /* The coefficients r (m,) of a vector x that the held rows span. */
 FN void direct_coefficients(const Rows *s, const int8_t *held, const double *x, double *r) {
     const Direct *d = &s->direct;
-    Index n = s->n, row = d->row;
+    Index n = outputs_of(s), row = d->row;
     double share = 0.0, *bound = d->sums;
-    if (d->family == SPARSE) {
+    if (is_sparse(s) && d->family == SPARSE) {
         newton_coefficients(s, held, x, r);
         return;
     }
@@ -271,9 +271,9 @@ FN void direct_coefficients(const Rows *s, const int8_t *held, const double *x, 
         }
         if (fixed >= 0) bound[fixed] = total;
     }
-    for (Index i = 0; i < s->m; i++) {
+    for (Index i = 0; i < rows_of(s); i++) {
         if (held[i] == 0) r[i] = 0.0;
-        else if (s->plain[i] >= 0) r[i] = plain_sign(s, i) * bound[s->plain[i]];
+        else if (s->plain[i] >= 0) r[i] = s->sign[i] * bound[s->plain[i]];
     }
 }
 
@@ -284,35 +284,17 @@ FN void blame_bounds(Work *work, Index p, Index q) {
     const Rows *s = &work->rows;
     const Direct *d = &s->direct;
     Index below = -1, above = -1;
-    for (Index i = 0; i < s->m; i++) {
+    for (Index i = 0; i < rows_of(s); i++) {
         Index j = s->plain[i];
         if (j != p && j != q) continue;
-        double sign = plain_sign(s, i), low = sign > 0.0 ? s->low[i] : -s->high[i], high = sign > 0.0 ? s->high[i] : -s->low[i];
+        double low, high;
+        output_bounds(s, i, &low, &high);
         if (j == p && below < 0 && low == d->low[p]) below = i;
         if (j == q && above < 0 && high == d->high[q]) above = i;
     }
     if (below < 0 || above < 0) return;
-    work->conflict[below] -= plain_sign(s, below);
-    work->conflict[above] += plain_sign(s, above);
-}
-
-/* The bounds of every output, from all rows that have one; the first output whose bounds exclude each other, or -1. */
-FN Index direct_limits(const Rows *s) {
-    const Direct *d = &s->direct;
-    Index wrong = -1;
-    for (Index j = 0; j < s->n; j++) {
-        d->low[j] = -HUGE_VAL;
-        d->high[j] = HUGE_VAL;
-    }
-    for (Index i = 0; i < s->m; i++) {
-        Index j = s->plain[i];
-        if (j < 0) continue;
-        int up = plain_sign(s, i) > 0.0;
-        d->low[j] = larger(d->low[j], up ? s->low[i] : -s->high[i]);
-        d->high[j] = smaller(d->high[j], up ? s->high[i] : -s->low[i]);
-        if (wrong < 0 && d->low[j] > d->high[j]) wrong = j;
-    }
-    return wrong;
+    work->conflict[below] -= s->sign[below];
+    work->conflict[above] += s->sign[above];
 }
 
 /* ---------------------------------------------------------------------------------------------- budget */
@@ -329,7 +311,7 @@ FN double budget_at(const Direct *d, const double *g, Index n, double t, double 
             sum[c] += a[j + c] == 0.0 ? 0.0 : a[j + c] * y;
             size[c] += y == x ? a[j + c] * a[j + c] : 0.0;
         }
-    for (int c = 0; j < n; j++, c++) {
+    for (int c = 0; c < 8 && j < n; j++, c++) {
         double x = g[j] - t * a[j], y = smaller(larger(x, low[j]), high[j]);
         sum[c] += a[j] == 0.0 ? 0.0 : a[j] * y;
         size[c] += y == x ? a[j] * a[j] : 0.0;
@@ -421,11 +403,14 @@ FN double free_one(const Direct *d, const double *g, Index n, double t) {
     return d->a[found] * d->a[found];
 }
 
+/* The bound of output j in the corner where the row of a budget is least (sign > 0) or largest. */
+FN double corner_of(const Direct *d, Index j, double sign) { return (d->a[j] > 0.0) == (sign > 0.0) ? d->low[j] : d->high[j]; }
+
 /* The corner of the box where the row is smallest (sign > 0) or largest. */
 FN double best_corner(const Direct *d, Index n, double sign) {
     double sum = 0.0;
     for (Index j = 0; j < n; j++)
-        if (d->a[j] != 0.0) sum += d->a[j] * ((d->a[j] > 0.0) == (sign > 0.0) ? d->low[j] : d->high[j]);
+        if (d->a[j] != 0.0) sum += d->a[j] * corner_of(d, j, sign);
     return sum;
 }
 
@@ -433,13 +418,13 @@ FN double best_corner(const Direct *d, Index n, double sign) {
 FN void blame_budget(Work *work, double sign) {
     const Rows *s = &work->rows;
     const Direct *d = &s->direct;
-    for (Index j = 0; j < s->n; j++) d->side[j] = 0;
-    for (Index i = 0; i < s->m; i++) {
+    for (Index j = 0; j < outputs_of(s); j++) d->side[j] = 0;
+    for (Index i = 0; i < rows_of(s); i++) {
         Index j = s->plain[i];
         work->conflict[i] = work->fine[i] = 0.0;
         if (j < 0 || d->a[j] == 0.0 || d->side[j]) continue;
         int lower = (d->a[j] > 0.0) == (sign > 0.0);
-        double own = plain_sign(s, i), bound = own * ((own > 0.0) == lower ? s->low[i] : s->high[i]);
+        double own = s->sign[i], bound = own * ((own > 0.0) == lower ? s->low[i] : s->high[i]);
         if (bound != (lower ? d->low[j] : d->high[j])) continue;
         d->side[j] = 1;
         work->conflict[i] = -sign * d->a[j] * own;
@@ -452,7 +437,7 @@ FN Index budget_search(Work *work, const double *g, double *y, double fine, doub
     const Rows *s = &work->rows;
     const Direct *d = &s->direct;
     Face *face = &work->face;
-    Index n = s->n, row = d->shape == BUDGET ? d->row : -1;
+    Index n = outputs_of(s), row = d->shape == BUDGET ? d->row : -1;
     double t = 0.0, squared = 0.0, scale = largest(g, n);
     int8_t side = 0;
     if (row >= 0) {
@@ -465,7 +450,9 @@ FN Index budget_search(Work *work, const double *g, double *y, double fine, doub
         else {
             double sign = value > bound ? 1.0 : -1.0, corner = best_corner(d, n, sign), miss = sign * (corner - bound);
             if (miss > 0.0) {
-                int tolerable = coarse > 0.0 && miss <= coarse * (size + fabs(bound)) + work->t.underflow;
+                for (Index j = 0; j < n; j++)
+                    if (d->a[j] != 0.0) y[j] = corner_of(d, j, sign);
+                int tolerable = coarse > 0.0 && miss <= coarse * (size_at(s, row, y, size) + fabs(bound)) + work->t.underflow;
                 if (!tolerable) {
                     blame_budget(work, sign);
                     return CONFLICT;
@@ -496,8 +483,8 @@ FN Index budget_search(Work *work, const double *g, double *y, double fine, doub
 FN void blame_chain(Work *work, Index k, Index l) {
     const Rows *s = &work->rows;
     const Direct *d = &s->direct;
-    Index n = s->n, p = d->falling ? n - 1 - k : k, q = d->falling ? n - 1 - l : l;
-    for (Index i = 0; i < s->m; i++) work->conflict[i] = work->fine[i] = 0.0;
+    Index n = outputs_of(s), p = d->falling ? n - 1 - k : k, q = d->falling ? n - 1 - l : l;
+    for (Index i = 0; i < rows_of(s); i++) work->conflict[i] = work->fine[i] = 0.0;
     blame_bounds(work, p, q);
     double sign = d->falling ? 1.0 : -1.0;
     for (Index j = p < q ? p : q; j < (p < q ? q : p); j++) { /* shares that add up: the smaller half carries the rest */
@@ -512,14 +499,14 @@ FN Index chain_search(Work *work, const double *g, double *y) {
     const Rows *s = &work->rows;
     const Direct *d = &s->direct;
     Face *face = &work->face;
-    Index n = s->n, count = 0;
+    Index n = outputs_of(s), count = 0;
     double *h = d->sums, *low = d->sums + n, *high = d->sums + 2 * (size_t)n; /* by place in the chain */
     double *total = y, *means = face->z;                                      /* by block */
     Index *first = d->first, *from = d->from, *until = d->until;
     int8_t *clipped = work->seed, *tied = d->side;
     int joined = 0, limited = 0, bounded = 0;
-    for (Index i = 0; i < s->m; i++) limited |= s->plain[i] >= 0;
-    for (Index i = 0; i < s->m; i++)
+    for (Index i = 0; i < rows_of(s); i++) limited |= s->plain[i] >= 0;
+    for (Index i = 0; i < rows_of(s); i++)
         if (s->equal[i]) return NOT_FOUND;
     /* Steps taken off; bounds tightened along the chain, with the places that they come from. */
     double step = 0.0;
@@ -599,11 +586,11 @@ FN Index chain_search(Work *work, const double *g, double *y) {
             if (pull > room) face->held[i] = (int8_t)(is_finite(s->high[i]) ? 1 : -1);
         }
     }
-    for (Index i = 0; i < s->m && bounded; i++) {
+    for (Index i = 0; i < rows_of(s) && bounded; i++) {
         Index j = s->plain[i];
         if (j < 0 || clipped[j] == 0) continue;
-        int upper = (clipped[j] > 0) == (plain_sign(s, i) > 0.0);
-        double bound = plain_sign(s, i) * (upper ? s->high[i] : s->low[i]);
+        int upper = (clipped[j] > 0) == (s->sign[i] > 0.0);
+        double bound = s->sign[i] * (upper ? s->high[i] : s->low[i]);
         if (bound != (clipped[j] > 0 ? d->high[j] : d->low[j])) continue;
         face->held[i] = (int8_t)(upper ? 1 : -1);
         clipped[j] = 0;
@@ -616,13 +603,13 @@ FN Index chain_search(Work *work, const double *g, double *y) {
 /* Bounds first: where those of one output exclude each other there is nothing to search. */
 FN Index direct_search(Work *work, const double *g, double *y, double fine, double coarse) {
     const Rows *s = &work->rows;
-    Index wrong = direct_limits(s);
-    copy(y, g, s->n);
+    Index wrong = limits_of_outputs(s, s->direct.low, s->direct.high);
+    copy(y, g, outputs_of(s));
     if (wrong >= 0) {
-        for (Index i = 0; i < s->m; i++) work->conflict[i] = work->fine[i] = 0.0;
+        for (Index i = 0; i < rows_of(s); i++) work->conflict[i] = work->fine[i] = 0.0;
         blame_bounds(work, wrong, wrong);
         return CONFLICT;
     }
-    if (s->direct.family == SPARSE) return newton_search(work, g, y, fine);
+    if (is_sparse(s) && s->direct.family == SPARSE) return newton_search(work, g, y, fine);
     return s->direct.family == CHAIN ? chain_search(work, g, y) : budget_search(work, g, y, fine, coarse);
 }

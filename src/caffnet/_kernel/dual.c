@@ -12,27 +12,18 @@
    (Farkas). Every step raises the distance to g, so no face comes twice; a cap ends what rounding may make of that. */
 #include "internal.h"
 
-/* Whether every row holds up to `share` of the size of the numbers. */
-FN int accepts_coarsely(const Rows *s, const double *y, double size, double share, const CaffnetTolerances *t) {
-    for (Index i = 0; i < s->m; i++) {
-        double value = value_of(s, i, y);
-        if (!(excess_of(s, i, value) <= share * (size + bound_at(s, i, value)) + t->underflow)) return 0;
-    }
-    return 1;
-}
-
 /* The multipliers of the inequalities in the face, for y = flat_point(g). */
 FN void multipliers(const Rows *s, Face *face, Index base, const double *g, const double *y) {
-    if (s->direct.family != ANY) {
-        for (Index j = 0; j < s->n; j++) face->z[j] = g[j] - y[j];
+    if (is_direct(s)) {
+        for (Index j = 0; j < outputs_of(s); j++) face->z[j] = g[j] - y[j];
         direct_coefficients(s, face->held, face->z, face->left);
         for (Index j = 0; j < face->k; j++) face->multiplier[j] = face->left[face->rows[j]] * face->sides[j];
         return;
     }
-    along_all(face, g, face->d, s->n);
-    along_all(face, y, face->r, s->n);
+    along_all(face, g, face->d, outputs_of(s));
+    along_all(face, y, face->r, outputs_of(s));
     for (Index j = 0; j < face->k; j++) face->d[j] -= face->r[j];
-    in_rows(face, base, face->d, face->r, s->n);
+    in_rows(face, base, face->d, face->r, outputs_of(s));
     for (Index j = base; j < face->k; j++) face->multiplier[j] = face->r[j] * face->sides[j];
 }
 
@@ -42,11 +33,11 @@ FN void settle(const Rows *s, Face *face, const double *g, double *y, const Caff
         flat_point(s, face, g, y);
         multipliers(s, face, face->base, g, y);
         /* A row that pulls by no more than rounding is left out, as a cold start would not have found it. */
-        double least = t->tie * (largest(g, s->n) + largest(y, s->n));
+        double least = t->tie * (largest(g, outputs_of(s)) + largest(y, outputs_of(s)));
         again = 0;
         for (Index j = face->k - 1; j >= face->base; j--)
             if (face->multiplier[j] < least) {
-                drop(face, j, s->n);
+                drop(face, j, outputs_of(s));
                 again = 1;
             }
     }
@@ -54,7 +45,7 @@ FN void settle(const Rows *s, Face *face, const double *g, double *y, const Caff
 
 /* Begin with the rows marked in `start` that are independent and pull the right way. */
 FN void warm(const Rows *s, Face *face, const int8_t *start, const double *g, double *y, const CaffnetTolerances *t) {
-    for (Index i = 0; i < s->m; i++) {
+    for (Index i = 0; i < rows_of(s); i++) {
         int bounded = (start[i] > 0 && s->high[i] < HUGE_VAL) || (start[i] < 0 && s->low[i] > -HUGE_VAL);
         if (bounded && !s->equal[i] && s->squared[i] > 0.0) add(s, face, i, start[i] > 0 ? 1 : -1, t->rank);
     }
@@ -67,10 +58,10 @@ FN Index most_violated(const Rows *s, Face *face, const double *y, double size, 
                        Index *waiting, double *at) {
     double free = fine * size + t->underflow, worst = 0.0, values[GROUP];
     Index found = -1, *rows = face->violated;
-    int grouped = s->n >= 8; /* shorter rows gain nothing from company */
+    int grouped = outputs_of(s) >= 8; /* shorter rows gain nothing from company */
     for (;;) {
         int all = *waiting == 0;
-        Index left_over = 0, count = all ? s->m : *waiting;
+        Index left_over = 0, count = all ? rows_of(s) : *waiting;
         for (Index i = 0; all && i < count; i++) rows[i] = i;
         for (Index e = 0; e < count; e++) {
             Index i = rows[e];
@@ -101,8 +92,8 @@ FN Index most_violated(const Rows *s, Face *face, const double *y, double size, 
 /* Put the rows marked in `held` into the face, after the equalities. */
 FN void rebuild_face(Work *work, const int8_t *held) {
     restart(work);
-    for (Index i = 0; i < work->rows.m; i++)
-        if (held[i] != 0 && (!work->rows.equal[i] || work->rows.direct.family != ANY)) add(&work->rows, &work->face, i, held[i], work->t.rank);
+    for (Index i = 0; i < rows_of(&work->rows); i++)
+        if (held[i] != 0 && (!work->rows.equal[i] || is_direct(&work->rows))) add(&work->rows, &work->face, i, held[i], work->t.rank);
 }
 
 /* Let row p, whose value at y is `at`, join the face, dropping what must leave; 0 if it cannot: a conflict. */
@@ -110,10 +101,10 @@ FN int join(Work *work, Index p, double at, double *y) {
     const Rows *s = &work->rows;
     Face *face = &work->face;
     const CaffnetTolerances *t = &work->t;
-    Index n = s->n, base = face->base, side = at > s->high[p] ? 1 : -1;
+    Index n = outputs_of(s), base = face->base, side = at > s->high[p] ? 1 : -1;
     double bound = side > 0 ? s->high[p] : s->low[p], sign = (double)side, gain = 0.0, *multiplier = face->multiplier;
     for (double left = remainder_of(s, p, face);; left = remainder_after_drop(s, p, face, left)) {
-        int independent = face->k < n && left > t->rank * t->rank * s->squared[p];
+        int independent = is_independent(s, p, face, left, t->rank);
         in_rows(face, base, face->d, face->r, n);
         double pull = 1.0, fall = 0.0; /* the multiplier of the row that leaves first, and its rate */
         Index place = -1;
@@ -158,17 +149,17 @@ FN Index dual(Work *work, const double *g, double *y, const int8_t *start, doubl
     const Rows *s = &work->rows;
     Face *face = &work->face;
     const CaffnetTolerances *t = &work->t;
-    Index n = s->n, waiting = 0, rounds = CAFFNET_ROUNDS(n, s->m);
+    Index n = outputs_of(s), waiting = 0, rounds = CAFFNET_ROUNDS(n, rows_of(s));
     int settled = 0;
     double scale = largest(g, n), at = 0.0;
     work->flat = 0;
-    if (s->direct.family != ANY) {
+    if (is_direct(s)) {
         Index k = direct_search(work, g, y, fine, coarse);
         if (k != NOT_FOUND) return k;
         int given_up = work->rows.direct.family == SPARSE;
-        work->rows.direct.family = s->start ? SPARSE : ANY; /* this sample is for what follows */
-        if (s->start && !given_up) k = direct_search(work, g, y, fine, coarse);
-        if (s->start) {
+        work->rows.direct.family = is_sparse(s) ? SPARSE : ANY; /* this sample is for what follows */
+        if (is_sparse(s) && !given_up) k = direct_search(work, g, y, fine, coarse);
+        if (is_sparse(s)) {
             work->lost = k == NOT_FOUND;
             return k;
         }
@@ -186,7 +177,7 @@ FN Index dual(Work *work, const double *g, double *y, const int8_t *start, doubl
         if (p < 0) return face->k;
         /* The row violated most is the farthest; others may exceed their own allowance, so all are asked. */
         if (coarse > 0.0 && !settled && excess_of(s, p, at) <= coarse * (size + bound_at(s, p, at)) + t->underflow &&
-            accepts_coarsely(s, y, size, coarse, t)) {
+            accepts(s, y, scale)) {
             settled = 1;
             rounds = face->k == n ? 4 : n + 10; /* at a vertex there is little left to gain */
             copy_face(s, &work->saved, face);
@@ -195,7 +186,7 @@ FN Index dual(Work *work, const double *g, double *y, const int8_t *start, doubl
         int flat = work->flat;
         work->flat = 0;
         if (join(work, p, at, y)) continue;
-        if (coarse > 0.0 && !flat && face->k == before) { /* y has the rounding of all steps in it: look again without */
+        if (coarse > 0.0 && !flat && face->k == before) { /* y has gathered the rounding of all steps: compute it afresh, and look again */
             flat_point(s, face, g, y);
             work->flat = 1;
             waiting = 0;
@@ -215,7 +206,7 @@ FN Index nearest_plane(Work *work, const double *g) {
     const Rows *s = &work->rows;
     double best = HUGE_VAL;
     Index row = -1, side = 0;
-    for (Index i = 0; i < s->m; i++) {
+    for (Index i = 0; i < rows_of(s); i++) {
         if (s->squared[i] == 0.0) continue;
         double value = value_of(s, i, g), length = sqrt(s->squared[i]);
         if ((s->high[i] - value) / length < best) {
@@ -251,13 +242,13 @@ FN Index nearer_face(Work *work) {
     double best, *y = work->y;
     const double *f = work->f, *g = work->g;
     slide(s, face, 0, y); /* y is the projection of g, up to rounding */
-    best = distance(y, f, s->n, work->norm);
+    best = distance(y, f, outputs_of(s), work->norm);
     copy_face(s, &work->first, face);
     Index other = dual(work, f, y, face->held, work->t.search, work->t.feasibility);
     if (other > 0) {
         flat_point(s, face, g, y);
-        double start = larger(largest(f, s->n), largest(g, s->n));
-        if (distance(y, f, s->n, work->norm) < best && accepts(s, y, start, &work->t)) return other;
+        double start = larger(largest(f, outputs_of(s)), largest(g, outputs_of(s)));
+        if (distance(y, f, outputs_of(s), work->norm) < best && accepts(s, y, start)) return other;
     }
     copy_face(s, face, &work->first);
     return face->k;

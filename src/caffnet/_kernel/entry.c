@@ -52,12 +52,13 @@ FN void carve_sparse(Newton *newton, size_t n, size_t m, const int32_t *start, P
 /* Divide the caller's memory; how much of it is used. `start` of a sparse matrix, else NULL. */
 FN size_t carve(Work *work, int64_t outputs, int64_t count, const int32_t *start, int search, void *memory) {
     Pool whole = {(char *)memory, 0}, *pool = &whole;
-    size_t n = (size_t)outputs, m = (size_t)count, wide = m > n ? m : n, dense = start == NULL;
-    size_t deep = search == CAFFNET_ACTIVE ? 1 : n + 1, paper = search == CAFFNET_PAPER ? n + 1 : 0;
     memset(work, 0, sizeof *work);
     Rows *s = &work->rows;
     s->m = (Index)count;
     s->n = (Index)outputs;
+    s->start = start;
+    size_t n = (size_t)outputs_of(s), m = (size_t)rows_of(s), wide = m > n ? m : n, dense = !is_sparse(s);
+    size_t deep = search == CAFFNET_ACTIVE ? 1 : n + 1, paper = search == CAFFNET_PAPER ? n + 1 : 0;
     s->A = DOUBLES(dense ? m * n : (size_t)start[m]);
     s->exponent = INDICES(m);
     s->factor = DOUBLES(m);
@@ -121,6 +122,8 @@ FN size_t carve(Work *work, int64_t outputs, int64_t count, const int32_t *start
     work->tier = MARKS(m);
     work->conflict = DOUBLES(m);
     work->fine = DOUBLES(m);
+    work->farthest = DOUBLES(m);
+    work->farthest_fine = DOUBLES(m);
     work->kept = MARKS(m);
     work->seed = MARKS(wide);
     work->stood = MARKS(m);
@@ -200,8 +203,7 @@ FN int same_bits(const void *one, const void *other, size_t bytes) {
 }
 
 /* Prepare the work with what is known of the matrix, if it has the bits of the one that is kept; `sound` as in Kept. The
-   copy comes before the work on it: what is written to the matrix meanwhile is seen by the next call. An identity is known
-   by itself. */
+   copy is made before A is used, so the next call sees whatever is written to A meanwhile. An identity needs no copy. */
 FN int recall(Work *work, const CaffnetBatch *batch, int identity, void *memory) {
     if (!batch->keep) {
         prepare(work, batch, memory);
@@ -213,8 +215,9 @@ FN int recall(Work *work, const CaffnetBatch *batch, int identity, void *memory)
     Kept *kept = copies.kept;
     size_t numbers = (size_t)entries * (batch->single ? sizeof(float) : sizeof(double));
     size_t starts = rows > 0 ? (size_t)(rows + 1) * sizeof(Index) : 0, columns = rows > 0 ? (size_t)entries * sizeof(Index) : 0;
-    int known = !identity && kept->known && kept->search == batch->search && kept->entries == entries && kept->work.rows.n == batch->n &&
-                kept->work.rows.m == batch->m && kept->work.single == batch->single && (kept->work.rows.start != NULL) == (rows > 0) &&
+    const Rows *s = &kept->work.rows;
+    int known = !identity && kept->known && kept->search == batch->search && kept->entries == entries &&
+                outputs_of(s) == batch->n && rows_of(s) == batch->m && kept->work.single == batch->single && is_sparse(s) == (rows > 0) &&
                 same_bits(&kept->work.t, &batch->t, sizeof batch->t) && same_bits(copies.row_start, batch->row_start, starts) &&
                 same_bits(copies.columns, batch->columns, columns) && same_bits(copies.A, batch->A, numbers);
     kept->known = 0; /* until this call has ended */
@@ -289,7 +292,7 @@ FN void prepare_metric(Metric *metric, const CaffnetBatch *batch, void *memory) 
 /* Scale the rows of sample b, if they are its own or the first (sound < 0); 0 where they have NaN or infinite entries. */
 FN int renew_rows(Work *work, const CaffnetBatch *batch, int64_t b, int sound) {
     if (sound >= 0 && batch->A_step == 0) return sound;
-    work->ready = 0;
+    forget_factors(work);
     return read_matrix(batch, b, &work->rows);
 }
 
@@ -398,7 +401,7 @@ EXPORT void NAME(caffnet_conflict)(const CaffnetBatch *batch, int64_t sample, do
     for (int64_t i = 0; i < batch->m; i++) multiplier[i] = 0.0;
     if (!read_matrix(batch, sample, &work.rows)) return;
     if (decide_sample(batch, sample, &work, &metric, proof) != CAFFNET_INFEASIBLE) return;
-    for (Index i = 0; i < work.rows.m; i++) multiplier[i] = times_power(work.conflict[i], work.rows.exponent[i]);
+    for (Index i = 0; i < rows_of(&work.rows); i++) multiplier[i] = times_power(work.conflict[i], work.rows.exponent[i]);
     proof->gap = smaller(times_power(proof->gap, -work.rows.shift), -0x1p-1074); /* never rounded to 0 */
     proof->radius = times_power(proof->radius, -work.rows.shift);
 }

@@ -58,7 +58,7 @@ FN void move_all(const Face *face, const double *d, double *y, Index n) {
 /* Split row i into its part d on the face and the rest z; |z|^2. What the equalities leave of a row is kept, for the
    samples that share it. */
 FN double remainder_of(const Rows *s, Index i, Face *face) {
-    Index n = s->n, k = face->k;
+    Index n = outputs_of(s), k = face->k;
     size_t line = (size_t)i * (size_t)n;
     int first = k > 0 && k == face->base;
     double *z = face->z, *d = face->d, *more = face->r;
@@ -88,7 +88,7 @@ FN double remainder_of(const Rows *s, Index i, Face *face) {
 
 /* Add the row that remainder_of has just split. */
 FN void append(const Rows *s, Face *face, Index i, Index side, double left) {
-    Index n = s->n, k = face->k, entries = 0, column = -1;
+    Index n = outputs_of(s), k = face->k, entries = 0, column = -1;
     double length = sqrt(left), inverse = 1.0 / length, *q = face->Q + (size_t)k * (size_t)n;
     for (Index j = 0; j < n; j++) {
         q[j] = face->z[j] * inverse;
@@ -107,21 +107,8 @@ FN void append(const Rows *s, Face *face, Index i, Index side, double left) {
     face->k = k + 1;
 }
 
-/* Add row i if it is independent of the face. */
-FN void add(const Rows *s, Face *face, Index i, Index side, double rank) {
-    if (face->k >= s->n) return;
-    if (s->direct.family != ANY) { /* has no factors */
-        face->rows[face->k] = i;
-        face->sides[face->k++] = (double)side;
-        face->held[i] = (int8_t)side;
-        return;
-    }
-    double left = remainder_of(s, i, face);
-    if (left > rank * rank * s->squared[i]) append(s, face, i, side, left);
-}
-
-/* Remove the row in a slot: shift the columns of R, rotate its lines until it is triangular again. The coordinates in d turn
-   with the directions; the one that is left over stays behind the last slot, as its coordinate does. */
+/* Remove the row in a slot: shift the columns of R, rotate its lines until it is triangular again. The coordinates in d
+   rotate with the directions. One direction is left over: it and its coordinate stay behind the last slot. */
 FN void drop(Face *face, Index place, Index n) {
     Index k = face->k;
     double *R = face->R, *d = face->d;
@@ -176,7 +163,7 @@ FN double remainder_after_drop(const Rows *s, Index i, Face *face, double left) 
     double back = face->d[face->k];
     left += back * back;
     if (left < CANCELLATION_OF_DROP * s->squared[i]) return remainder_of(s, i, face);
-    move(face, face->k, -back, face->z, s->n);
+    move(face, face->k, -back, face->z, outputs_of(s));
     return left;
 }
 
@@ -204,21 +191,55 @@ FN void in_rows(const Face *face, Index first, const double *d, double *r, Index
     }
 }
 
+/* Whether row i, which remainder_of has just split, is independent of the face. a_i = sum_j r_j a_j + z, and the rounding of
+   the rows with large r_j reaches z: it must be more than that. Uses face.r. */
+FN int is_independent(const Rows *s, Index i, Face *face, double left, double rank) {
+    Index n = outputs_of(s);
+    double squared = s->squared[i], sum = 0.0;
+    if (face->k >= n || !(left > rank * rank * squared)) return 0;
+    if (left > s->t->empty * squared) return 1; /* nearly always */
+    in_rows(face, 0, face->d, face->r, n);
+    for (Index j = 0; j < face->k; j++) sum += fabs(face->r[j]) * sqrt(s->squared[face->rows[j]]);
+    return left > s->t->fine_rank * s->t->fine_rank * sum * sum;
+}
+
+/* Add row i if it is independent of the face. */
+FN void add(const Rows *s, Face *face, Index i, Index side, double rank) {
+    if (face->k >= outputs_of(s)) return;
+    if (is_direct(s)) { /* has no factors */
+        face->rows[face->k] = i;
+        face->sides[face->k++] = (double)side;
+        face->held[i] = (int8_t)side;
+        return;
+    }
+    double left = remainder_of(s, i, face);
+    if (is_independent(s, i, face, left, rank)) append(s, face, i, side, left);
+}
+
 /* Move y onto the rows in slots first .. k-1, one after the other: q_j leaves the rows before j alone. */
 FN void slide(const Rows *s, const Face *face, Index first, double *y) {
-    if (s->direct.family != ANY) return;
+    if (is_direct(s)) return;
     for (Index j = first; j < face->k; j++) {
         Index i = face->rows[j];
         double bound = face->sides[j] > 0 ? s->high[i] : s->low[i];
-        move(face, j, (value_of(s, i, y) - bound) * face->inverse[j], y, s->n);
+        move(face, j, (value_of(s, i, y) - bound) * face->inverse[j], y, outputs_of(s));
+    }
+}
+
+/* r = R^-T r */
+FN void solve_transposed(const Face *face, double *r, Index n) {
+    for (Index j = 0; j < face->k; j++) {
+        const double *line = face->R + (size_t)j * (size_t)n;
+        r[j] *= face->inverse[j];
+        subtract(r + j + 1, r[j], line + j + 1, face->k - j - 1);
     }
 }
 
 /* y = A_face+ b + (I - A_face+ A_face) g, refined once. Not g - A+(A g - b), which loses b when g is far away. */
 FN void flat_point(const Rows *s, Face *face, const double *g, double *y) {
-    Index n = s->n, k = face->k;
+    Index n = outputs_of(s), k = face->k;
     double *r = face->r;
-    if (s->direct.family != ANY) {
+    if (is_direct(s)) {
         direct_flat(s, face->held, g, y, 0);
         return;
     }
@@ -226,19 +247,15 @@ FN void flat_point(const Rows *s, Face *face, const double *g, double *y) {
     along_all(face, g, r, n);
     move_all(face, r, y, n);
     for (Index j = 0; j < k; j++) r[j] = face->sides[j] > 0 ? s->high[face->rows[j]] : s->low[face->rows[j]];
-    for (Index j = 0; j < k; j++) { /* R' c = b */
-        const double *line = face->R + (size_t)j * (size_t)n;
-        r[j] *= face->inverse[j];
-        subtract(r + j + 1, r[j], line + j + 1, k - j - 1);
-    }
+    solve_transposed(face, r, n);
     for (Index j = 0; j < k; j++) r[j] = -r[j];
     move_all(face, r, y, n);
     slide(s, face, 0, y);
 }
 
 FN void copy_face(const Rows *s, Face *to, const Face *from) {
-    Index n = s->n, k = from->k;
-    int factors = s->direct.family == ANY;
+    Index n = outputs_of(s), k = from->k;
+    int factors = !is_direct(s);
     to->k = k;
     if (factors) copy(to->Q, from->Q, k * n);
     for (Index j = 0; j < k; j++) {
@@ -250,7 +267,16 @@ FN void copy_face(const Rows *s, Face *to, const Face *from) {
         to->unit[j] = from->unit[j];
         to->inverse[j] = from->inverse[j];
     }
-    for (Index i = 0; i < s->m; i++) to->held[i] = from->held[i];
+    for (Index i = 0; i < rows_of(s); i++) to->held[i] = from->held[i];
+}
+
+/* The marks in face.held are not those of its factors any more. */
+FN void forget_factors(Work *work) { work->ready = 0; }
+
+/* Judge by another share which rows are independent: factors found with the one before do not count. */
+FN void set_rank(Work *work, double rank) {
+    work->t.rank = rank;
+    forget_factors(work);
 }
 
 /* The face of the equalities alone; kept from sample to sample while the rows are shared. */
@@ -259,9 +285,9 @@ FN void restart(Work *work) {
     Face *face = &work->face;
     const int8_t *equal = s->equal;
     int same = work->ready;
-    for (Index i = 0; i < s->m && same; i++) same = work->before[i] == equal[i];
+    for (Index i = 0; i < rows_of(s) && same; i++) same = work->before[i] == equal[i];
     clear_face(s, face);
-    if (s->direct.family != ANY) {
+    if (is_direct(s)) {
         work->ready = 0;
         return;
     }
@@ -271,10 +297,10 @@ FN void restart(Work *work) {
         return;
     }
     face->base = 0; /* until it is complete */
-    memcpy(work->before, equal, (size_t)s->m);
-    for (Index i = 0; i < s->m; i++)
+    memcpy(work->before, equal, (size_t)rows_of(s));
+    for (Index i = 0; i < rows_of(s); i++)
         if (equal[i] && s->squared[i] > 0.0) add(s, face, i, 1, work->t.rank);
     face->base = face->k;
-    for (Index i = 0; i < s->m && face->base > 0; i++) face->left[i] = -1.0;
+    for (Index i = 0; i < rows_of(s) && face->base > 0; i++) face->left[i] = -1.0;
     work->ready = 1;
 }

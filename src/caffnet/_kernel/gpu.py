@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from caffnet._kernel import build, native
-from caffnet._solve.problem import Answer, Options, Problem
+from caffnet._solve.problem import CORES, Answer, Options, Problem
 from caffnet.errors import KernelError
 
 SOLVE, GRADIENT = "caffnet_solve_batch", "caffnet_gradient_batch"
@@ -75,7 +75,7 @@ def gradient(
         torch.zeros(samples, *t.shape[t.ndim - core :], dtype=torch.float64, device=device)
         if want and t is not None
         else None
-        for t, want, core in zip((p.A, p.lower, p.upper, p.metric), wanted[2:], native.CORES, strict=True)
+        for t, want, core in zip((p.A, p.lower, p.upper, p.metric), wanted[2:], CORES[2:], strict=True)
     ]
     batch = native.Batch(p, options, answer, None, device_texts=_texts(p, device))
     to = native.pack_gradients(v := native.lines(v, 1), to_f, to_w, lines)
@@ -84,7 +84,7 @@ def gradient(
     del v  # alive until the launch is queued
     sums = [
         None if t is None or whole is None else (t.sum(0) if whole.ndim == core else t).to(p.f.dtype)
-        for t, whole, core in zip(lines, (p.A, p.lower, p.upper, p.metric), native.CORES, strict=True)
+        for t, whole, core in zip(lines, (p.A, p.lower, p.upper, p.metric), CORES[2:], strict=True)
     ]
     return to_f, to_w, *sums
 
@@ -135,7 +135,7 @@ def compile_for(architecture: str, verbose: bool = False) -> tuple[bytes, str]:
     options += [b"--ptxas-options=-v"] if verbose else []
     (failed,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
     _, size = nvrtc.nvrtcGetProgramLogSize(program)
-    log = b" " * size
+    log = b" " * (size + 1)  # written in place: two bytes at least, as Python shares its objects of one byte
     nvrtc.nvrtcGetProgramLog(program, log)
     said = log.decode(errors="replace").strip("\0 \n")
     if failed:

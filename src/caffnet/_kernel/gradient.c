@@ -18,36 +18,36 @@ FN void row_gradient(const Rows *s, Index i, double side, double lambda, double 
     int64_t step = side > 0 ? to->upper_step : to->lower_step;
     if (bound) bound[b * step + i] += power * times_power(q, exponent);
     if (to->A) {
-        double *A = to->A + (s->start ? s->start[i] : b * to->A_step + (int64_t)i * s->n);
+        double *A = to->A + (is_sparse(s) ? s->start[i] : b * to->A_step + (int64_t)i * outputs_of(s));
         double first = power * times_power(lambda, exponent - s->shift), second = power * times_power(q, exponent - s->shift);
-        for (Index e = 0; s->start && e < s->entries[i]; e++) {
+        for (Index e = 0; is_sparse(s) && e < s->entries[i]; e++) {
             Index c = s->places[s->start[i] + e];
             A[e] -= first * p[c] + second * y[c];
         }
-        for (Index c = 0; !s->start && c < s->n; c++) A[c] -= first * p[c] + second * y[c];
+        for (Index c = 0; !is_sparse(s) && c < outputs_of(s); c++) A[c] -= first * p[c] + second * y[c];
     }
 }
 
 /* Whether y touches row i from below (side +1) or above (side -1), up to rounding. */
-FN int touches(const Work *work, Index i, int side, double value, double free, const int8_t *active) {
+FN int touches(const Work *work, Index i, int side, double value, double size, const int8_t *active) {
     const Rows *s = &work->rows;
     if (s->equal[i] || active[i] == side) return 1; /* whatever the distance: `strict` stops short of its rows */
     double bound = side > 0 ? s->high[i] : s->low[i];
-    return is_finite(bound) && fabs(value - bound) <= free + work->t.feasibility * fabs(bound);
+    return is_finite(bound) && fabs(value - bound) <= work->t.feasibility * (size + fabs(bound)) + work->t.underflow;
 }
 
 /* p = -(the projection of -v on the tangent cone at y), which replaces p = N v; N v stays where rounding is in the way. */
 FN void tangent(Work *work, const int8_t *active, const double *y, const double *v, double *p) {
     Rows *s = &work->rows;
-    Index n = s->n;
-    double free = 2.0 * work->t.feasibility * largest(y, n) + work->t.underflow, *d = work->other, *back = work->spare;
+    Index n = outputs_of(s);
+    double all = 2.0 * largest(y, n), *d = work->other, *back = work->spare;
     if (s->boxed) copy(p, v, n);
-    for (Index i = 0; i < s->m; i++) {
-        double value = value_of(s, i, y);
-        int below = touches(work, i, -1, value, free, active), above = touches(work, i, 1, value, free, active);
+    for (Index i = 0; i < rows_of(s); i++) {
+        double value = value_of(s, i, y), size = size_at(s, i, y, all);
+        int below = touches(work, i, -1, value, size, active), above = touches(work, i, 1, value, size, active);
         if (s->boxed) {
             Index j = s->plain[i];
-            int up = plain_sign(s, i) > 0.0;
+            int up = s->sign[i] > 0.0;
             if (up ? above : below) p[j] = larger(p[j], 0.0);
             if (up ? below : above) p[j] = smaller(p[j], 0.0);
             continue;
@@ -62,9 +62,9 @@ FN void tangent(Work *work, const int8_t *active, const double *y, const double 
     restart(work);
     if (dual(work, d, back, NULL, work->t.search, work->t.feasibility) < 0) return;
     flat_point(s, &work->face, d, back);
-    if (!accepts(s, back, largest(v, n), &work->t)) {
+    if (!accepts(s, back, largest(v, n))) {
         slide_finely(s, &work->face, back);
-        if (!accepts(s, back, largest(v, n), &work->t)) return;
+        if (!accepts(s, back, largest(v, n))) return;
     }
     for (Index j = 0; j < n; j++) p[j] = -back[j];
 }
@@ -74,19 +74,25 @@ FN Index direct_reduce(Work *work, const int8_t *active, const double *y, const 
     const Rows *s = &work->rows;
     Face *face = &work->face;
     double *r = face->left, *away = work->spare;
-    work->ready = 0; /* the factors of another sample do not go with the rows listed here */
+    forget_factors(work); /* the factors of another sample do not go with the rows listed here */
     /* As in a factorised face, equalities belong to it even where they did not hold. */
-    for (Index i = 0; i < s->m; i++) face->held[i] = s->equal[i] ? 1 : active[i];
+    for (Index i = 0; i < rows_of(s); i++) face->held[i] = s->equal[i] ? 1 : active[i];
     direct_independent(s, face->held);
     Index k = list_held(s, face);
     active = face->held;
     direct_flat(s, active, v, p, 1);
     for (int pass = 0; q && pass < 2; pass++) {
-        for (Index j = 0; j < s->n; j++) away[j] = pass ? work->g[j] - y[j] : v[j] - p[j];
+        for (Index j = 0; j < outputs_of(s); j++) away[j] = pass ? work->g[j] - y[j] : v[j] - p[j];
         direct_coefficients(s, active, away, r);
         for (Index j = 0; j < k; j++) (pass ? face->r : q)[j] = r[face->rows[j]];
     }
     return k;
+}
+
+/* Equalities that the point of least violation does not lie on are not in its face. */
+FN void release_broken_rows(Rows *s, const int8_t *active) {
+    for (Index i = 0; i < rows_of(s); i++)
+        if (active[i] == 0) s->equal[i] = 0;
 }
 
 /* Write p = N v for the face of the rows marked in `active`; its size. With q, also the coefficients of v (q) and of
@@ -94,9 +100,9 @@ FN Index direct_reduce(Work *work, const int8_t *active, const double *y, const 
 FN Index reduce(Work *work, const int8_t *active, const double *y, const double *v, double *p, double *q, int relaxed,
                 Level *level) {
     Face *face = &work->face;
-    Index n = work->rows.n;
+    Index n = outputs_of(&work->rows);
     double *away = work->spare;
-    if (work->rows.direct.family != ANY) return direct_reduce(work, active, y, v, p, q);
+    if (is_direct(&work->rows)) return direct_reduce(work, active, y, v, p, q);
     copy(p, v, n);
     if (relaxed) release_soft_rows(work);
     rebuild_face(work, active);
@@ -130,17 +136,17 @@ FN void face_gradient(Work *work, const int8_t *active, const double *y, const d
                       int relaxed, const CaffnetGradients *to, int64_t b) {
     Rows *s = &work->rows;
     Face *face = &work->face;
-    Index n = s->n;
+    Index n = outputs_of(s);
     double *q = to->A || to->lower || to->upper ? work->other : NULL;
     Level level = {0, {0}, {0.0}, {0}, {0.0}};
     if (s->boxed && !relaxed) {
         copy(p, v, n);
-        for (Index i = 0; i < s->m; i++)
+        for (Index i = 0; i < rows_of(s); i++)
             if (active[i] != 0) p[s->plain[i]] = 0.0;
-        for (Index i = 0; i < s->m; i++) {
+        for (Index i = 0; i < rows_of(s); i++) {
             if (active[i] == 0) continue;
             Index j = s->plain[i];
-            double sign = plain_sign(s, i);
+            double sign = s->sign[i];
             row_gradient(s, i, active[i], sign * (work->g[j] - y[j]), sign * v[j], p, y, power, to, b);
         }
         return;
@@ -154,7 +160,7 @@ FN void face_gradient(Work *work, const int8_t *active, const double *y, const d
 /* The gradients of one sample whose rows are scaled. */
 FN void differentiate(const CaffnetBatch *batch, const CaffnetGradients *to, int64_t b, Work *work) {
     Rows *s = &work->rows;
-    Index n = s->n;
+    Index n = outputs_of(s);
     int single = work->single, held = 0, numbers = 1, exponent = 0, relaxed = batch->status[b] == CAFFNET_RELAXED;
     const int8_t *active = batch->active + b * batch->m;
     const int32_t *choice = batch->choice ? batch->choice + b * n : NULL;
@@ -171,6 +177,7 @@ FN void differentiate(const CaffnetBatch *batch, const CaffnetGradients *to, int
         return;
     }
     (void)load_sample(batch, b, work);
+    if (batch->status[b] == CAFFNET_INFEASIBLE) release_broken_rows(s, active);
     s->direct.family = relaxed ? ANY : gradient_family(s);
     for (Index j = 0; j < n; j++) {
         v[j] = load(to->v, b * to->v_step + j, single);
@@ -180,8 +187,9 @@ FN void differentiate(const CaffnetBatch *batch, const CaffnetGradients *to, int
     double top = largest(v, n);
     if (numbers && top > 0.0 && (top > LARGEST || top < SMALLEST)) { /* linear in v: into the range that can be squared */
         (void)frexp(top, &exponent);
+        exponent = exponent > 1000 ? 1000 : exponent; /* 2^24 can be squared too */
         for (Index j = 0; j < n; j++) v[j] = ldexp(v[j], -exponent);
-        power = ldexp(1.0, exponent > 1000 ? 1000 : exponent);
+        power = ldexp(1.0, exponent);
     }
     if (compromise) compromise_gradient(work, choice, y, v, p, power, to, b);
     else face_gradient(work, active, y, v, p, power, relaxed, to, b);

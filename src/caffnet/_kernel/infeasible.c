@@ -10,8 +10,10 @@
 
 FN void relax_rows(Work *work, double relax) {
     Rows *s = &work->rows;
-    for (Index i = 0; i < s->m; i++) {
+    s->loose = NULL;
+    for (Index i = 0; i < rows_of(s); i++) {
         double amount = work->give[i] + relax * work->unit[i];
+        if (amount > 0.0 && amount < HUGE_VAL && is_soft(work, i)) s->loose = work->soft;
         s->low[i] = amount < HUGE_VAL ? work->low[i] - amount : -HUGE_VAL;
         s->high[i] = amount < HUGE_VAL ? work->high[i] + amount : HUGE_VAL;
         if (s->low[i] > s->high[i] && work->low[i] <= work->high[i]) /* drawn in beyond the middle */
@@ -25,10 +27,10 @@ FN void relax_rows(Work *work, double relax) {
 FN void collect_conflict(Work *work) {
     const Rows *s = &work->rows;
     Face *face = &work->face;
-    Index n = s->n;
-    if (s->direct.family != ANY) return; /* the search has written them */
+    Index n = outputs_of(s);
+    if (is_direct(s)) return; /* the search has written them */
     double *mu = work->conflict, *fine = work->fine, sign = (double)face->side, top = 0.0;
-    for (Index i = 0; i < s->m; i++) mu[i] = fine[i] = 0.0;
+    for (Index i = 0; i < rows_of(s); i++) mu[i] = fine[i] = 0.0;
     (void)remainder_of(s, face->entering, face);
     in_rows(face, 0, face->d, face->r, n);
     for (Index j = 0; j < face->k; j++) top = larger(top, fabs(face->r[j]));
@@ -42,7 +44,7 @@ FN void collect_conflict(Work *work) {
     for (int again = 0; again < 2; again++) {
         for (Index c = 0; c < n; c++) {
             Pair sum = {0.0, 0.0};
-            for (Index i = 0; i < s->m; i++) {
+            for (Index i = 0; i < rows_of(s); i++) {
                 double a = s->A[(size_t)i * (size_t)n + (size_t)c];
                 if (mu[i] != 0.0 && a != 0.0) {
                     sum = pair_add_product(sum, mu[i], a);
@@ -68,7 +70,7 @@ FN void collect_conflict(Work *work) {
 FN double needed_relaxation(const Work *work, double size, double *noise) {
     Pair gap = {0.0, 0.0};
     double weight = 0.0, terms = 0.0;
-    for (Index i = 0; i < work->rows.m; i++) {
+    for (Index i = 0; i < rows_of(&work->rows); i++) {
         double mu = work->conflict[i];
         if (mu == 0.0) continue;
         double bound = mu > 0.0 ? work->high[i] + work->give[i] : work->low[i] - work->give[i];
@@ -77,7 +79,7 @@ FN double needed_relaxation(const Work *work, double size, double *noise) {
         weight += fabs(mu) * work->unit[i];
         terms += fabs(mu) * (fabs(bound) + size);
     }
-    *noise = work->t.feasibility * terms / weight;
+    *noise = work->t.search * terms / weight;
     return weight > 0.0 ? -(gap.high + gap.low) / weight : HUGE_VAL;
 }
 
@@ -88,7 +90,7 @@ FN CaffnetProof prove(const Work *work) {
     CaffnetProof proof = {0.0, 0.0};
     Pair gap = {0.0, 0.0};
     double residual = s->narrow ? 0x1p-900 : 0.0, size = 0.0;
-    Index n = s->n, m = s->m;
+    Index n = outputs_of(s), m = rows_of(s);
     double *high = s->direct.sums, *low = high + n, *column = low + n;
     for (Index c = 0; c < n; c++) high[c] = low[c] = column[c] = 0.0;
     for (Index i = 0; i < m; i++) {
@@ -121,6 +123,28 @@ FN CaffnetProof prove(const Work *work) {
     return proof;
 }
 
+/* Put the conflict aside if its proof reaches farther than those before. The last conflict of a climb settles the least
+   violation; an earlier one may have multipliers with fewer digits, and thus the better proof. */
+FN void keep_farthest(Work *work) {
+    CaffnetProof proof = prove(work);
+    if (!(proof.gap < 0.0 && proof.radius > work->reach)) return;
+    work->reach = proof.radius;
+    copy(work->farthest, work->conflict, rows_of(&work->rows));
+    copy(work->farthest_fine, work->fine, rows_of(&work->rows));
+}
+
+FN void exchange(double **one, double **other) {
+    double *kept = *one;
+    *one = *other;
+    *other = kept;
+}
+
+/* Exchange the conflict and the one put aside. */
+FN void exchange_conflicts(Work *work) {
+    exchange(&work->conflict, &work->farthest);
+    exchange(&work->fine, &work->farthest_fine);
+}
+
 /* Whether row i excludes every point: 0 y within bounds that exclude 0, or a bound at the wrong infinity. */
 FN int excludes_all(const Work *work, Index i) {
     double low = work->low[i], high = work->high[i], zero = work->t.underflow;
@@ -130,7 +154,7 @@ FN int excludes_all(const Work *work, Index i) {
 /* A row that excludes every point, or else one whose bounds exclude each other; -1 if there is none. */
 FN Index impossible_row(const Work *work) {
     Index row = -1;
-    for (Index i = work->rows.m - 1; i >= 0; i--) {
+    for (Index i = rows_of(&work->rows) - 1; i >= 0; i--) {
         if (work->give[i] == HUGE_VAL) continue; /* it has no say */
         if (excludes_all(work, i) || (work->low[i] > work->high[i] && (row < 0 || !excludes_all(work, row)))) row = i;
     }
@@ -143,22 +167,24 @@ FN Index impossible_row(const Work *work) {
 FN Index climb(Work *work, const double *g, double *y, double *relax, const int8_t *start) {
     Rows *s = &work->rows;
     double growth = 1.0;
+    work->reach = 0.0;
     for (int round = 0; round < 200; round++) {
         relax_rows(work, *relax);
         restart(work);
         Index k = dual(work, g, y, start, work->t.search, -1.0);
         if (k >= 0 || work->lost || (work->cancel && *work->cancel)) return k;
-        for (Index i = 0; i < s->m; i++) work->seed[i] = work->face.held[i];
+        for (Index i = 0; i < rows_of(s); i++) work->seed[i] = work->face.held[i];
         const int8_t *before = start;
         start = work->seed;
         if (k == CONFLICT) collect_conflict(work);
         else /* no end within the cap: every row as it stands */
-            for (Index i = 0; i < s->m; i++) {
+            for (Index i = 0; i < rows_of(s); i++) {
                 work->conflict[i] = is_finite(s->high[i]) ? 1.0 : is_finite(s->low[i]) ? -1.0 : 0.0;
                 work->fine[i] = 0.0;
             }
-        double noise = 0.0, needed = needed_relaxation(work, largest(g, s->n), &noise); /* not y: a row that only rounding tells apart has thrown it far */
+        double noise = 0.0, needed = needed_relaxation(work, largest(g, outputs_of(s)), &noise); /* not y: a row that only rounding tells apart has thrown it far */
         if (needed == HUGE_VAL) return CONFLICT;
+        if (k == CONFLICT && needed > 0.0) keep_farthest(work);
         if (k == CONFLICT && needed > *relax + noise) *relax = needed;
         else if (before) start = NULL; /* the rows that it began with may be to blame */
         else { /* no progress beyond rounding: a little further each time */

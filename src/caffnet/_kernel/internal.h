@@ -30,10 +30,13 @@ typedef int32_t Index;
 
 enum { NOT_FOUND = -1, CONFLICT = -2 }; /* in place of the number of rows of a face */
 enum { REJECTED = -1 };                 /* in place of a status */
+enum { COUNT, DO_NOT_SCALE, ARE_IGNORED }; /* soft rows: in everything; not in the scale of a sample; in nothing */
 enum { WHOLE = -1, PARTLY = -2 };       /* in place of an output: a row that is read as n numbers on end, or is not */
 
 /* Two units in the last place: what one operation and the rounding of its input leave. */
 #define ROUNDING 0x1p-51
+/* Every row may be exceeded by so many t.search of the largest output, however small its own numbers are. */
+#define SHARE_OF_ALL 4.0
 /* Levels of soft rows that a gradient tells apart. */
 #define LEVELS 16
 /* A remainder |z|^2 below this share of |a|^2 is projected again. Every row multiplies what the directions lack of being
@@ -112,6 +115,8 @@ typedef struct {
     Direct direct;
     Newton *newton;    /* of a sparse matrix */
     const CaffnetTolerances *t;
+    const char *loose; /* (m,) 's' for soft rows, while they are relaxed: their bounds need not be numbers of the user's
+                          type. Else NULL */
     int narrow;        /* a scaled entry or bound has lost bits: the smallest numbers beside the largest */
     int zeros;         /* there is a row of zeros */
 } Rows;
@@ -166,8 +171,11 @@ typedef struct {
     double *level;             /* (m,) what each soft row of a RELAXED answer is relaxed by */
     int8_t *tier;              /* (m,) the sides of the rows that determine the levels; of a gradient: their levels, 1, 2, ... */
     const char *soft;          /* (m,) 's' for soft rows, or NULL */
-    int modest;                /* what soft rows demand has no say in the scale of a sample */
+    int hopeless;              /* a soft row that no point satisfies has lost its bounds */
+    int soft_rows;             /* COUNT, or how they are ignored */
     double *conflict, *fine;   /* (m,) multipliers that prove a set empty, and their lower halves */
+    double *farthest, *farthest_fine; /* (m,) those of the conflict of a climb whose proof reached farthest */
+    double reach;              /* its radius; 0: there is none */
     double *ordinary;          /* (n,) the answer while `strict` looks for another */
     int8_t *kept, *seed;       /* (m,), (max(m, n),) rows set aside */
     int8_t *stood;             /* (m,) the rows of the ordinary answer */
@@ -199,9 +207,23 @@ typedef struct {
     Work work;
 } Metric;
 
+/* The size of a set, and whether its matrix is stored by its entries: constants in a kernel for sets of one size. */
+#ifdef CAFFNET_OUTPUTS
+INLINE Index outputs_of(const Rows *s) { return (void)s, CAFFNET_OUTPUTS; }
+INLINE Index rows_of(const Rows *s) { return (void)s, CAFFNET_ROWS; }
+INLINE int is_sparse(const Rows *s) { return (void)s, 0; }
+#else
+INLINE Index outputs_of(const Rows *s) { return s->n; }
+INLINE Index rows_of(const Rows *s) { return s->m; }
+INLINE int is_sparse(const Rows *s) { return s->start != NULL; }
+#endif
+
+/* Whether a sample is searched without factors of its rows. */
+INLINE int is_direct(const Rows *s) { return (is_sparse(s) || outputs_of(s) >= DIRECT_FROM) && s->direct.family != ANY; }
+
 /* The face without rows. */
 FN void clear_face(const Rows *s, Face *face) {
-    memset(face->held, 0, (size_t)s->m);
+    memset(face->held, 0, (size_t)rows_of(s));
     face->k = 0;
 }
 

@@ -13,9 +13,15 @@
      face        a sub-constraint as an orthogonal factorisation
      dual        the sub-constraint of the Euclidean projection
      walk        all sub-constraints, depth first
-     paper       the least-squares compromises of dependent rows
      infeasible  least violation, and the proof that a set is empty
      soft        rows that give way where the set is empty
+     verify      the point on one face: computed, refined, rounded, checked
+     project     the face of one sample, and the point on it
+     violation   least violation with soft and hard rows
+     far         rows that meet far away, points beyond the largest number
+     write       answers into the caller's arrays
+     paper       the least-squares compromises of dependent rows
+     strict      every inequality in exact arithmetic
      decide      one sample from its data to a verified answer
      gradient    the derivative
      metric      another metric than the Euclidean one
@@ -56,9 +62,9 @@ typedef struct {
     int64_t nearest; /* infeasible samples get the point of least violation, not NaN */
     int64_t tangent; /* the gradient of f is projected on the tangent cone */
     int64_t diagonal; /* the metric has one number per output */
-    int64_t keep;    /* for solve and gradient, with an A that all share and no metric: what they compute from A stays in the
-                        memory, which begins with 8 zero bytes or is as the last such call left it, and has caffnet_kept more
-                        bytes. It is used again if A has the same bits */
+    int64_t keep;    /* solve and gradient use again what an earlier call computed from A: one A for all samples, no metric.
+                        Pass the same memory again, larger by caffnet_kept bytes, its first 8 bytes zero for the first call.
+                        Every call compares A bit by bit with the copy there */
     int64_t f_step, w_step, A_step, lower_step, upper_step, metric_step;
     const void *f, *w, *A, *lower, *upper; /* (B, n), (B, n) or NULL, (B, m, n), (B, m), (B, m) */
     const void *metric;                    /* (B, n, n), or (B, n) if diagonal, or NULL for the Euclidean one */

@@ -1,8 +1,8 @@
 """The memory that the kernel works in: scratch for each thread, and pieces kept for large matrices that come again.
 
 What the kernel computes from a matrix alone (scaled rows, their structure, the factors of equalities) stays in a kept
-piece from call to call, with a copy of the matrix. The kernel compares the bits in every call, so a piece that is found
-by mistake, or a matrix written to by whatever means, costs time and no more: address and sizes are enough to find it.
+piece from call to call, with a copy of the matrix. Address and sizes are the key. A wrong hit is harmless: the kernel
+compares every bit in every call, and computes again if one differs.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 /* Another metric than the Euclidean one: the nearest point in |y - f|_M for a positive definite M = L L'.
 
-   With z = L' y, |y - f|_M = |z - L' f|_2 and A y = (A L^-T) z. So the sample is solved in z by everything else in this
-   kernel: its white sample, with rows a' = L^-1 a, f' = L' f and w' = L' w. There the closed form of a face is
+   With z = L' y, |y - f|_M = |z - L' f|_2 and A y = (A L^-T) z. In z the metric is Euclidean: the rest of the kernel solves
+   the white (whitened) sample, with rows a' = L^-1 a, f' = L' f and w' = L' w. There the closed form of a face is
 
      y = g - M^-1 A' (A M^-1 A')^-1 (A g - b),   g = f + w,
 
-   the point of the flat nearest to g in M: w moves along the flat, across nothing. The way back, y = L^-T z, costs digits
+   the point of the flat nearest to g in M. The way back, y = L^-T z, costs digits
    where M is ill-conditioned. So y is refined on its face with residuals of the user's own rows, and they alone judge it;
    a proof that the set is empty, and `strict`, are theirs too.
 
@@ -111,7 +111,7 @@ FN int whiten(const CaffnetBatch *batch, int64_t b, Metric *metric, const Caffne
         for (Index j = 0; j < n; j++) a[j] = asked ? load(batch->A, b * batch->A_step + (int64_t)i * n + j, single) : 0.0;
         if (asked) solve_lower(metric, a, n);
     }
-    metric->work.ready = 0;
+    forget_factors(&metric->work);
     return metric->ready = read_matrix(&metric->batch, 0, &metric->work.rows);
 }
 
@@ -119,7 +119,7 @@ FN int whiten(const CaffnetBatch *batch, int64_t b, Metric *metric, const Caffne
 FN void refine_in_metric(Work *work, Metric *metric) {
     const Rows *own = &work->rows, *white = &metric->work.rows;
     Face *face = &metric->work.face;
-    Index n = own->n;
+    Index n = outputs_of(own);
     double *step = metric->f, *r = face->r;
     for (Index j = 0; j < face->k; j++) {
         Index i = face->rows[j];
@@ -128,54 +128,50 @@ FN void refine_in_metric(Work *work, Metric *metric) {
         r[j] = times_power(sum.high + sum.low, white->exponent[i] - own->exponent[i]);
     }
     for (Index j = 0; j < n; j++) step[j] = 0.0;
-    for (Index j = 0; j < face->k; j++) { /* R' c = r */
-        const double *line = face->R + (size_t)j * (size_t)n;
-        r[j] *= face->inverse[j];
-        subtract(r + j + 1, r[j], line + j + 1, face->k - j - 1);
-        move(face, j, r[j], step, n);
-    }
+    solve_transposed(face, r, n);
+    move_all(face, r, step, n);
     from_white(metric, step, n);
     for (Index j = 0; j < n; j++) work->y[j] += step[j];
 }
 
-/* Put the user's numbers of work->y into work->spare, within plain bounds; their worth. */
-FN int judge(Work *work) {
+/* Put the user's numbers of work->y into work->spare, within plain bounds; the state of `check`. */
+FN int check_rounded(Work *work) {
     const Rows *s = &work->rows;
-    copy(work->spare, work->y, s->n);
+    copy(work->spare, work->y, outputs_of(s));
     clamp(s, work->spare);
     round_point(work, work->spare);
-    return check(s, work->spare, largest(work->spare, s->n), work->face.held, 1, &work->t);
+    return check(s, work->spare, largest(work->spare, outputs_of(s)), work->face.held, 1);
 }
 
 /* Bring the white answer z to the user's outputs, in work->y with its rows in face.held. */
 FN void return_from_white(Work *work, Metric *metric) {
-    Index n = work->rows.n;
-    for (Index i = 0; i < work->rows.m; i++) work->face.held[i] = metric->active[i];
-    work->ready = 0;
+    Index n = outputs_of(&work->rows);
+    for (Index i = 0; i < rows_of(&work->rows); i++) work->face.held[i] = metric->active[i];
+    forget_factors(work);
     copy(work->y, metric->z, n);
     from_white(metric, work->y, n);
     for (Index j = 0; j < n; j++) work->y[j] = times_power(work->y[j], work->rows.shift);
 }
 
-/* Refine the point in work->y until the user's rows accept it; its worth, or REJECTED. */
+/* Refine the point in work->y until the user's rows accept it; the state of `check`. */
 FN int settle_in_metric(Work *work, Metric *metric) {
-    int state = judge(work);
+    int state = check_rounded(work);
     for (int again = 0; again < 6 && state == REJECTED; again++) {
         if (again == 0) {
             metric->work.rows.direct.family = ANY; /* factors are needed */
             rebuild_face(&metric->work, metric->active);
         }
         refine_in_metric(work, metric);
-        state = judge(work);
+        state = check_rounded(work);
     }
-    copy(work->y, work->spare, work->rows.n);
+    copy(work->y, work->spare, outputs_of(&work->rows));
     return state == CAFFNET_INSIDE ? CAFFNET_PROJECTED : state;
 }
 
 /* Put the point nearest in M of those whose soft rows give way to their levels into work->y, where it stands at the point
    nearest in the Euclidean metric, which stays if rounding is in the way. */
 FN void relax_in_metric(Work *work, Metric *metric) {
-    Index n = work->rows.n;
+    Index n = outputs_of(&work->rows);
     double *goal = work->other;
     keep_answer(work);
     return_from_white(work, metric);
@@ -185,8 +181,8 @@ FN void relax_in_metric(Work *work, Metric *metric) {
         copy(goal, work->y, n);
         restart(work);
         if (dual(work, goal, work->y, NULL, work->t.search, work->t.feasibility) >= 0) state = settle_point(work, goal, 0.0);
-        for (Index i = 0; i < work->rows.m; i++) work->face.held[i] = metric->active[i];
-        work->ready = 0;
+        for (Index i = 0; i < rows_of(&work->rows); i++) work->face.held[i] = metric->active[i];
+        forget_factors(work);
     }
     restore_bounds(work);
     if (state == REJECTED) restore_answer(work);
@@ -203,7 +199,7 @@ FN int is_euclidean(const CaffnetBatch *batch, int64_t b) {
 /* Answer sample b in its metric. */
 FN int decide_in_metric(const CaffnetBatch *batch, int64_t b, Work *work, Metric *metric, CaffnetProof *proof) {
     Rows *s = &work->rows;
-    Index n = s->n;
+    Index n = outputs_of(s);
     if (is_euclidean(batch, b)) return decide(batch, b, work, proof);
     int loaded = load_sample(batch, b, work);
     s->direct.family = ANY;
@@ -212,7 +208,8 @@ FN int decide_in_metric(const CaffnetBatch *batch, int64_t b, Work *work, Metric
         return CAFFNET_INVALID;
     }
     /* An f that is feasible comes back in any metric; where `strict` moves it, it is by rounding. */
-    if (check(s, work->f, largest(work->f, n), NULL, 1, &work->t) != REJECTED) return decide(batch, b, work, proof);
+    if (check(s, work->f, largest(work->f, n), NULL, 1) != REJECTED) return decide(batch, b, work, proof);
+    double size = size_of_sample(work);
     int white = decide(&metric->batch, 0, &metric->work, proof), state = REJECTED;
     if (white == CAFFNET_INVALID) { /* beyond the range of numbers */
         write_nothing(batch, b, CAFFNET_INVALID);
@@ -222,35 +219,27 @@ FN int decide_in_metric(const CaffnetBatch *batch, int64_t b, Work *work, Metric
         return_from_white(work, metric);
         state = settle_in_metric(work, metric);
         if (white == CAFFNET_WITHIN_TOL && state == CAFFNET_PROJECTED) state = CAFFNET_WITHIN_TOL;
-        if (state == REJECTED) { /* a near miss: the nearest point to it, in any metric */
-            copy(work->f, work->y, n);
-            copy(work->g, work->y, n);
-            state = project(work, CAFFNET_ACTIVE, NULL);
-            if (state == CONFLICT || state == REJECTED) state = approach(work, (int)batch->strict, proof);
-            else state = CAFFNET_WITHIN_TOL;
-        }
-    } else {
-        state = approach(work, (int)batch->strict, proof);
-        if (state == CAFFNET_RELAXED && s->shift != 0) state = rescale_to_hard_rows(batch, b, work, proof);
-        if (state == CAFFNET_INFEASIBLE) { /* between its rows, nearest in M */
-            return_from_white(work, metric);
-            round_point(work, work->y);
-        } else if (state == CAFFNET_RELAXED && white == CAFFNET_RELAXED && s->shift == 0) relax_in_metric(work, metric);
-    }
+        if (state == REJECTED) state = project_near_miss(work, (int)batch->strict, proof);
+    } else state = approach(work, (int)batch->strict, proof);
+    state = exclude_far_point(batch, b, work, state, size, proof);
+    int doubtful = state == CAFFNET_WITHIN_TOL && work->soft && !rows_hold(work);
+    if (doubtful || (state == CAFFNET_RELAXED && (s->shift != 0 || !hard_rows_hold(work))))
+        state = rescale_to_hard_rows(batch, b, work, proof);
+    if (state == CAFFNET_INFEASIBLE && white == CAFFNET_INFEASIBLE) { /* between its rows, nearest in M */
+        return_from_white(work, metric);
+        round_point(work, work->y);
+    } else if (state == CAFFNET_RELAXED && white == CAFFNET_RELAXED && s->shift == 0) relax_in_metric(work, metric);
     if (state != CAFFNET_INFEASIBLE && state != CAFFNET_RELAXED && !is_representable(work)) state = into_range(work, proof);
     if (state == CAFFNET_RELAXED) {
         copy(work->g, work->y, n);
         return write_relaxed(batch, b, work);
     }
     if (batch->strict && state != CAFFNET_INFEASIBLE) {
-        copy(work->f, work->y, n);
-        copy(work->g, work->y, n);
+        start_from_answer(work);
         rebuild_face(work, metric->active);
         return write_strictly(batch, b, work, CAFFNET_ACTIVE, proof);
     }
-    if (state == CAFFNET_INFEASIBLE && !batch->nearest) write_nothing(batch, b, state);
-    else write_answer(batch, b, work, state);
-    return state;
+    return write_outcome(batch, b, work, state);
 }
 
 /* The gradients of one sample in its metric. */
@@ -258,7 +247,7 @@ FN void differentiate_in_metric(const CaffnetBatch *batch, const CaffnetGradient
                                 Metric *metric) {
     Work *white = &metric->work;
     Face *face = &white->face;
-    Index n = work->rows.n;
+    Index n = outputs_of(&work->rows);
     const int8_t *active = batch->active + b * batch->m;
     int single = work->single, held = 0, numbers = 1, relaxed = batch->status[b] == CAFFNET_RELAXED;
     Level level = {0, {0}, {0.0}, {0}, {0.0}};
@@ -269,6 +258,7 @@ FN void differentiate_in_metric(const CaffnetBatch *batch, const CaffnetGradient
     }
     double *v = metric->z, *p = work->ordinary, *y = work->y, *apart = work->other, *q = white->other;
     (void)load_sample(&metric->batch, 0, white);
+    if (batch->status[b] == CAFFNET_INFEASIBLE) release_broken_rows(&white->rows, active);
     white->rows.direct.family = relaxed ? ANY : gradient_family(&white->rows);
     for (Index j = 0; j < n; j++) {
         double f = load(batch->f, b * batch->f_step + j, single);

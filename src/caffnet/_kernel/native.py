@@ -11,6 +11,7 @@ import functools
 import math
 import os
 import struct
+import sys
 from array import array
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,11 +24,10 @@ from torch import Tensor
 from caffnet import tolerance
 from caffnet._kernel import build, memory
 from caffnet._solve import sparse
-from caffnet._solve.problem import Answer, Options, Problem, Status, is_diagonal
+from caffnet._solve.problem import CORES, Answer, Options, Problem, Status, is_diagonal
 from caffnet._solve.tracing import constant
 from caffnet.errors import KernelError
 
-CORES = (2, 1, 1, 2)  # the axes of one sample in A, lower, upper and the metric
 SEARCHES = {"full": 0, "lite": 1, "active": 2, "paper": 3}
 _ACTIVE = SEARCHES["active"]
 _WORTH_A_THREAD = 20_000  # numbers in A for one more thread: what is computed while a thread is woken
@@ -56,6 +56,7 @@ def _library() -> ctypes.CDLL:
     )
     try:
         if in_clone and not build.is_current():
+            sys.stderr.write("caffnet: compiling the kernel, once after its source has changed\n")
             build.build()
         if not build.is_current():
             raise KernelError(f"The compiled kernel {path} is missing, or was compiled from other C files. {remedy}")
@@ -325,11 +326,7 @@ def _decide_in_full(problem: Problem, options: Options, answer: Answer) -> int:
         if dense is None:
             answer.status[open] = Status.INVALID
         else:
-            some = [
-                None if t is None else t[open] if t.ndim > core else t
-                for t, core in zip(dense.tensors, (1, 1, *CORES), strict=True)
-            ]
-            found, _ = solve(dense.replace_tensors(*some), options)  # pyright: ignore[reportArgumentType]
+            found, _ = solve(dense.at(open), options)
             for to, part in zip(answer[:3], found[:3], strict=True):
                 to[open] = part  # pyright: ignore[reportOptionalSubscript]
     return int((answer.status >= Status.INFEASIBLE).sum())
@@ -360,7 +357,7 @@ def gradient(
     v = lines(v, 1)
     batch = Batch(p, options, answer, None, keep=True)
     # Sums over all samples go to one place, so they run in one thread.
-    summed = any(t is not None and t.ndim <= core for t, core in zip(sums, CORES, strict=True))
+    summed = any(t is not None and t.ndim <= core for t, core in zip(sums, CORES[2:], strict=True))
     batch.run(_library().caffnet_gradient, pack_gradients(v, to_f, to_w, sums), size=0 if summed else None)
     to_A, *others = (None if t is None else t.to(p.f.dtype) for t in sums)
     return to_f, to_w, to_A if to_A is None or A is p.A else sparse.like(p.A, to_A), *others
@@ -372,7 +369,7 @@ def pack_gradients(v: Tensor, to_f: Tensor | None, to_w: Tensor | None, sums: li
         v.data_ptr(),
         _step(v, 1),
         *(0 if t is None else t.data_ptr() for t in (to_f, to_w, *sums)),
-        *(0 if t is None else t.stride(0) if t.ndim > core else 0 for t, core in zip(sums, CORES, strict=True)),
+        *(0 if t is None else t.stride(0) if t.ndim > core else 0 for t, core in zip(sums, CORES[2:], strict=True)),
     )
 
 

@@ -31,7 +31,7 @@ FN int newton_factors(const Rows *s, const int8_t *held) {
     order_rows(s);
     fix_outputs(s, held, NULL);
     int same = w->faced;
-    for (Index i = 0; i < s->m && same; i++) same = (w->face[i] != 0) == (held[i] != 0);
+    for (Index i = 0; i < rows_of(s) && same; i++) same = (w->face[i] != 0) == (held[i] != 0);
     if (same) return 1;
     if (!factorise_rows(s, held, s->direct.side, 0.0, s->t->fine_rank)) return 0;
     keep_face(s, held);
@@ -41,14 +41,14 @@ FN int newton_factors(const Rows *s, const int8_t *held) {
 /* y = A+ b + (I - A+ A) g on the rows held; with b = 0 if `cone`. */
 FN void newton_flat(const Rows *s, const int8_t *held, const double *g, double *y, int cone) {
     Newton *w = s->newton;
-    Index n = s->n;
+    Index n = outputs_of(s);
     copy(y, g, n);
     if (!newton_factors(s, held)) return;
     fix_outputs(s, held, y);
     for (Index j = 0; cone && j < n; j++)
         if (s->direct.side[j]) y[j] = 0.0;
     for (int again = 0; again < 3; again++) {
-        for (Index i = 0; i < s->m; i++) w->step[i] = 0.0;
+        for (Index i = 0; i < rows_of(s); i++) w->step[i] = 0.0;
         for (Index p = 0; p < w->k; p++) {
             Index i = w->list[p];
             w->right[p] = value_of(s, i, y) - (cone ? 0.0 : held[i] > 0 ? s->high[i] : s->low[i]);
@@ -64,22 +64,22 @@ FN void newton_flat(const Rows *s, const int8_t *held, const double *g, double *
 /* The coefficients r (m,) of a vector x that the held rows span. */
 FN void newton_coefficients(const Rows *s, const int8_t *held, const double *x, double *r) {
     Newton *w = s->newton;
-    for (Index i = 0; i < s->m; i++) r[i] = 0.0;
-    copy(w->x, x, s->n);
+    for (Index i = 0; i < rows_of(s); i++) r[i] = 0.0;
+    copy(w->x, x, outputs_of(s));
     if (!newton_factors(s, held)) return;
     for (int again = 0; again < 2; again++) {
-        for (Index j = 0; j < s->n; j++) w->y[j] = s->direct.side[j] ? 0.0 : w->x[j];
+        for (Index j = 0; j < outputs_of(s); j++) w->y[j] = s->direct.side[j] ? 0.0 : w->x[j];
         for (Index p = 0; p < w->k; p++) w->right[p] = value_of(s, w->list[p], w->y);
         solve_rows(w, w->right);
-        for (Index i = 0; i < s->m; i++) w->step[i] = 0.0;
+        for (Index i = 0; i < rows_of(s); i++) w->step[i] = 0.0;
         for (Index p = 0; p < w->k; p++) {
             w->step[w->list[p]] = w->right[p];
             r[w->list[p]] += w->right[p];
         }
         subtract_rows(s, w->step, 1.0, w->x);
     }
-    for (Index i = 0; i < s->m; i++)
-        if (held[i] != 0 && s->plain[i] >= 0) r[i] = plain_sign(s, i) * w->x[s->plain[i]];
+    for (Index i = 0; i < rows_of(s); i++)
+        if (held[i] != 0 && s->plain[i] >= 0) r[i] = s->sign[i] * w->x[s->plain[i]];
 }
 
 /* y(u) and the slope of every multiplier; its product with `along`, or 0 if that is NULL. */
@@ -87,9 +87,9 @@ FN double slopes_at(const Rows *s, const double *g, const double *u, const doubl
     Newton *w = s->newton;
     const Direct *d = &s->direct;
     double total = 0.0;
-    copy(w->x, g, s->n);
+    copy(w->x, g, outputs_of(s));
     subtract_rows(s, u, 1.0, w->x);
-    for (Index j = 0; j < s->n; j++) y[j] = smaller(larger(w->x[j], d->low[j]), d->high[j]);
+    for (Index j = 0; j < outputs_of(s); j++) y[j] = smaller(larger(w->x[j], d->low[j]), d->high[j]);
     for (Index o = 0; o < w->count; o++) {
         Index i = w->order[o];
         double value = value_of(s, i, y), pull = u[i];
@@ -107,9 +107,9 @@ FN int is_conflict(Work *work, const double *direction) {
     const Newton *w = s->newton;
     const Direct *d = &s->direct;
     double gap = 0.0, size = 0.0, top = 0.0, *pull = w->x;
-    for (Index j = 0; j < s->n; j++) pull[j] = 0.0;
+    for (Index j = 0; j < outputs_of(s); j++) pull[j] = 0.0;
     subtract_rows(s, direction, -1.0, pull);
-    for (Index i = 0; i < s->m; i++) work->conflict[i] = work->fine[i] = 0.0;
+    for (Index i = 0; i < rows_of(s); i++) work->conflict[i] = work->fine[i] = 0.0;
     for (Index o = 0; o < w->count; o++) {
         Index i = w->order[o];
         double u = direction[i], bound = u > 0.0 ? s->high[i] : s->low[i];
@@ -120,7 +120,7 @@ FN int is_conflict(Work *work, const double *direction) {
         size += fabs(u * bound);
         top = larger(top, fabs(u));
     }
-    for (Index j = 0; j < s->n; j++) {
+    for (Index j = 0; j < outputs_of(s); j++) {
         double bound = pull[j] > 0.0 ? d->low[j] : d->high[j];
         if (fabs(pull[j]) <= work->t.optimal * top && !is_finite(bound)) continue; /* the proof measures what is left */
         if (pull[j] == 0.0) continue;
@@ -128,11 +128,11 @@ FN int is_conflict(Work *work, const double *direction) {
         gap -= pull[j] * bound;
         size += fabs(pull[j] * bound);
     }
-    for (Index j = 0; j < s->n; j++) d->side[j] = 0;
-    for (Index i = 0; i < s->m; i++) {
+    for (Index j = 0; j < outputs_of(s); j++) d->side[j] = 0;
+    for (Index i = 0; i < rows_of(s); i++) {
         Index j = s->plain[i];
         if (j < 0 || pull[j] == 0.0 || d->side[j]) continue;
-        double sign = plain_sign(s, i), bound = pull[j] > 0.0 ? d->low[j] : d->high[j];
+        double sign = s->sign[i], bound = pull[j] > 0.0 ? d->low[j] : d->high[j];
         double own = sign * ((sign > 0.0) == (pull[j] > 0.0) ? s->low[i] : s->high[i]);
         if (own != bound || !is_finite(own)) continue;
         d->side[j] = 1;
@@ -152,7 +152,7 @@ FN int newton_step(Work *work) {
         for (Index p = 0; p < w->k; p++) w->right[p] = w->slope[w->list[p]];
         solve_rows(w, w->right);
         again = 0;
-        for (Index i = 0; i < s->m; i++) w->step[i] = 0.0;
+        for (Index i = 0; i < rows_of(s); i++) w->step[i] = 0.0;
         for (Index p = 0; p < w->k; p++) {
             Index i = w->list[p];
             int wrong = !s->equal[i] && w->u[i] == 0.0 && w->right[p] * w->slope[i] <= 0.0;
@@ -169,7 +169,7 @@ FN double dual_value(const Rows *s, const double *g, const double *u, double *y)
     const Newton *w = s->newton;
     double total = 0.0;
     (void)slopes_at(s, g, u, NULL, y);
-    for (Index j = 0; j < s->n; j++) total += 0.5 * (y[j] - g[j]) * (y[j] - g[j]);
+    for (Index j = 0; j < outputs_of(s); j++) total += 0.5 * (y[j] - g[j]) * (y[j] - g[j]);
     for (Index o = 0; o < w->count; o++) total += u[w->order[o]] * w->slope[w->order[o]];
     return total;
 }
@@ -177,7 +177,7 @@ FN double dual_value(const Rows *s, const double *g, const double *u, double *y)
 /* Move the multipliers by `length` of the step, into w->trial; the slope along it. */
 FN double slope_after(const Rows *s, const double *g, double length, double *y) {
     const Newton *w = s->newton;
-    for (Index i = 0; i < s->m; i++) w->trial[i] = w->u[i] + length * w->step[i];
+    for (Index i = 0; i < rows_of(s); i++) w->trial[i] = w->u[i] + length * w->step[i];
     return slopes_at(s, g, w->trial, w->step, y);
 }
 
@@ -212,7 +212,7 @@ FN void climb_dual(const Rows *s, const double *g, double before, double *y) {
             length = trial % 2 == 0 && secant > near && secant < far ? secant : middle;
             here = slope_after(s, g, length, y);
         }
-        for (Index i = 0; i < s->m; i++) w->along[i] = w->trial[i];
+        for (Index i = 0; i < rows_of(s); i++) w->along[i] = w->trial[i];
     }
     for (Index o = 0; o < w->count; o++) {
         Index i = w->order[o];
@@ -227,7 +227,7 @@ FN Index newton_search(Work *work, const double *g, double *y, double fine) {
     Newton *w = s->newton;
     const Direct *d = &s->direct;
     Face *face = &work->face;
-    Index n = s->n, m = s->m;
+    Index n = outputs_of(s), m = rows_of(s);
     double scale = largest(g, n), *u = w->u;
     int8_t *moving = w->moving;
     order_rows(s);

@@ -19,7 +19,7 @@
 
 /* Whether something is left of row a at this depth: r = N a, or N N a where that is small. */
 FN int leaves_remainder(Work *work, const double *a, Index depth) {
-    Index n = work->rows.n;
+    Index n = outputs_of(&work->rows);
     const double *null = work->walk.null + (size_t)depth * (size_t)n * (size_t)n;
     double *r = work->face.z, *once = work->face.d, squared = 0.0, size = dot(a, a, n);
     for (Index i = 0; i < n; i++) {
@@ -38,7 +38,7 @@ FN int leaves_remainder(Work *work, const double *a, Index depth) {
 
 /* The new column c of A+ in work->spare, with e = a A+ in face.r. */
 FN void new_column(Work *work, const double *a, Index exponent, Index depth, int adds) {
-    Index n = work->rows.n;
+    Index n = outputs_of(&work->rows);
     const double *pinv = work->walk.pinv + (size_t)depth * (size_t)n * (size_t)n;
     double *c = work->spare, *e = work->face.r, *r = work->face.z, *weight = work->walk.weight;
     double heaviest = (double)exponent, length;
@@ -65,7 +65,7 @@ FN void new_column(Work *work, const double *a, Index exponent, Index depth, int
 
 /* Fill the next depth. */
 FN void deepen(Work *work, Index exponent, Index depth, int adds) {
-    Index n = work->rows.n;
+    Index n = outputs_of(&work->rows);
     size_t block = (size_t)n * (size_t)n;
     const double *pinv = work->walk.pinv + (size_t)depth * block, *null = work->walk.null + (size_t)depth * block;
     double *next_pinv = work->walk.pinv + (size_t)(depth + 1) * block, *c = work->spare, *e = work->face.r;
@@ -81,7 +81,7 @@ FN void deepen(Work *work, Index exponent, Index depth, int adds) {
 }
 
 FN void start_paper(Work *work) {
-    Index n = work->rows.n;
+    Index n = outputs_of(&work->rows);
     for (Index i = 0; i < n * n; i++) work->walk.null[i] = i % (n + 1) == 0 ? 1.0 : 0.0;
 }
 
@@ -89,7 +89,7 @@ FN void start_paper(Work *work) {
    depth that is returned. */
 FN Index rebuild(Work *work, const Index *choice, double *y) {
     const Rows *s = &work->rows;
-    Index n = s->n, k = 0;
+    Index n = outputs_of(s), k = 0;
     double *left = work->face.r;
     copy(y, work->g, n);
     for (; k < n && choice[k] != 0; k++) {
@@ -115,11 +115,11 @@ FN int nearer_compromise(Work *work, int32_t *choice) {
     const Rows *s = &work->rows;
     Walk *walk = &work->walk;
     const CaffnetTolerances *t = &work->t;
-    Index n = s->n, depth = 0, equalities = 0, *choices = work->face.violated, *after = walk->option;
+    Index n = outputs_of(s), depth = 0, equalities = 0, *choices = work->face.violated, *after = walk->option;
     double *y = work->other, near = 1.0 - t->tie;
     double best = distance(work->y, work->f, n, work->norm) * near;
     double size = larger(largest(work->f, n), largest(work->g, n));
-    for (Index i = 0; i < s->m; i++)
+    for (Index i = 0; i < rows_of(s); i++)
         if (s->equal[i]) choices[equalities++] = 2 * i + 1;
     Index count = equalities + list_choices(s, choices + equalities);
     uint32_t visited = 0;
@@ -149,7 +149,7 @@ FN int nearer_compromise(Work *work, int32_t *choice) {
         walk->place[depth] = choices[option];
         if (walk->dependent[here]) {
             double length = distance(y, work->f, n, work->norm);
-            if (length < best && accepts(s, y, size, t)) {
+            if (length < best && accepts(s, y, size)) {
                 best = length * near;
                 found = 1;
                 for (Index j = 0; j < n; j++) choice[j] = j < here ? 1 + walk->place[j] : 0;
@@ -169,7 +169,7 @@ FN int nearer_compromise(Work *work, int32_t *choice) {
 FN void compromise_gradient(Work *work, const Index *choice, const double *y, const double *v, double *p, double power,
                             const CaffnetGradients *to, int64_t b) {
     const Rows *s = &work->rows;
-    Index n = s->n;
+    Index n = outputs_of(s);
     double *q = work->spare, *point = work->other;
     start_paper(work);
     Index k = rebuild(work, choice, point);
@@ -199,4 +199,41 @@ FN void compromise_gradient(Work *work, const Index *choice, const double *y, co
         int64_t step = upper ? to->upper_step : to->lower_step;
         if (bound) bound[b * step + row] += power * times_power(q[j], exponent);
     }
+}
+
+/* Answer a compromise of dependent rows where it is nearer; 0 where there is none. */
+FN int try_compromise(const CaffnetBatch *batch, int64_t b, Work *work) {
+    Rows *s = &work->rows;
+    Index n = outputs_of(s);
+    int32_t *choice = batch->choice + b * n;
+    if (!nearer_compromise(work, choice)) {
+        for (Index j = 0; j < n; j++) choice[j] = 0;
+        return 0;
+    }
+    double *ordinary = work->walk.g, *y = work->y;
+    copy(ordinary, y, n);
+    start_paper(work);
+    (void)rebuild(work, choice, y);
+    round_point(work, y);
+    clamp(s, y);
+    for (Index i = 0; i < rows_of(s); i++) work->kept[i] = 0;
+    for (Index j = 0; j < n && choice[j] != 0; j++) work->kept[choice_row(choice[j] - 1)] = 1;
+    int state = check(s, y, largest(y, n), NULL, 1);
+    if (state == CAFFNET_WITHIN_TOL) { /* exceeded at a row of the choice: that is where it lies */
+        state = CAFFNET_PROJECTED;
+        for (Index i = 0; i < rows_of(s); i++)
+            if (!work->kept[i] && excess_of(s, i, value_of(s, i, y)) > 0.0) state = CAFFNET_WITHIN_TOL;
+    } else if (state == CAFFNET_INSIDE) state = CAFFNET_PROJECTED;
+    if (state != REJECTED) {
+        write_value(batch, b, work);
+        if (batch->strict && !holds_exactly(batch, b, batch->value, b * batch->n, 0)) state = REJECTED;
+    }
+    if (state == REJECTED) {
+        for (Index j = 0; j < n; j++) choice[j] = 0;
+        copy(y, ordinary, n);
+        return 0;
+    }
+    for (Index i = 0; i < rows_of(s); i++) batch->active[b * batch->m + i] = 0;
+    batch->status[b] = (int8_t)state;
+    return 1;
 }

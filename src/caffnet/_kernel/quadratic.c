@@ -16,7 +16,7 @@
 /* The face of the rows in `active`: none where f itself is the answer, though it has equalities. `known`: it is there. */
 FN void build_face(Work *work, const int8_t *active, int known) {
     int held = 0;
-    for (Index i = 0; i < work->rows.m && !held; i++) held = active[i] != 0;
+    for (Index i = 0; i < rows_of(&work->rows) && !held; i++) held = active[i] != 0;
     if (!held) clear_face(&work->rows, &work->face);
     else if (!known) {
         work->rows.direct.family = ANY; /* factors are needed */
@@ -27,12 +27,8 @@ FN void build_face(Work *work, const int8_t *active, int known) {
 /* Solve on the white face of k rows: v, (n,), becomes L' p; u, (k,) of scaled rows, is used up; s gets their part. */
 FN void solve_white(Face *face, double *v, double *u, double *s, Index n) {
     along_all(face, v, face->d, n);
-    for (Index j = 0; j < face->k; j++) { /* R' c = u */
-        const double *line = face->R + (size_t)j * (size_t)n;
-        u[j] *= face->inverse[j];
-        subtract(u + j + 1, u[j], line + j + 1, face->k - j - 1);
-        face->d[j] -= u[j];
-    }
+    solve_transposed(face, u, n);
+    for (Index j = 0; j < face->k; j++) face->d[j] -= u[j];
     move_all(face, face->d, v, n);
     in_rows(face, 0, face->d, s, n);
 }
@@ -68,7 +64,7 @@ typedef struct {
 /* dual.miss = -q - M y - A' lambda; M = 0 without a metric. */
 FN void stationarity(const CaffnetBatch *batch, int64_t b, const Work *work, const Metric *metric, Dual *dual) {
     const Rows *s = &work->rows;
-    Index n = s->n, exponent = metric ? metric->exponent : 0;
+    Index n = outputs_of(s), exponent = metric ? metric->exponent : 0;
     for (Index j = 0; j < n; j++) {
         dual->miss[j] = -times_power(load(batch->f, b * batch->f_step + j, work->single), exponent);
         dual->low[j] = 0.0;
@@ -78,7 +74,7 @@ FN void stationarity(const CaffnetBatch *batch, int64_t b, const Work *work, con
         if (metric->diagonal) gather(dual->miss + j, dual->low + j, dual->size + j, -work->y[j], metric->M + j, 1);
         else gather(dual->miss, dual->low, dual->size, -work->y[j], metric->M + (size_t)j * (size_t)n, n);
     }
-    for (Index i = 0; i < s->m; i++)
+    for (Index i = 0; i < rows_of(s); i++)
         if (dual->lambda[i] != 0.0)
             gather(dual->miss, dual->low, dual->size, -dual->lambda[i], s->A + (size_t)i * (size_t)n, n);
     for (Index j = 0; j < n; j++) dual->miss[j] += dual->low[j];
@@ -86,7 +82,7 @@ FN void stationarity(const CaffnetBatch *batch, int64_t b, const Work *work, con
 
 /* Whether what is missed is at most a `share` of its terms; a multiplier that should vanish is rounding of the others. */
 FN int is_stationary(const Work *work, const Dual *dual, double share) {
-    Index n = work->rows.n;
+    Index n = outputs_of(&work->rows);
     double least = (work->single ? 0x1p-23 : 0x1p-52) * largest(dual->size, n) + work->t.underflow;
     for (Index j = 0; j < n; j++)
         if (!(fabs(dual->miss[j]) <= share * dual->size[j] + least)) return 0;
@@ -97,14 +93,15 @@ FN int is_stationary(const Work *work, const Dual *dual, double share) {
 FN int meets_rows(Work *work, Metric *metric) {
     const Rows *own = &work->rows, *white = &metric->work.rows;
     Face *face = &metric->work.face;
-    Index n = own->n;
+    Index n = outputs_of(own);
     double size = largest(work->y, n);
     int met = 1;
     for (Index j = 0; j < face->k; j++) {
         Index i = face->rows[j];
         double bound = face->sides[j] > 0 ? own->high[i] : own->low[i];
         double missed = fine_rest(bound, own->A + (size_t)i * (size_t)n, work->y, n);
-        met = met && fabs(missed) <= work->t.feasibility * (size + fabs(bound)) + work->t.underflow;
+        double counts = size_at(own, i, work->y, size) + fabs(bound);
+        met = met && fabs(missed) <= work->t.feasibility * counts + work->t.underflow;
         face->r[j] = times_power(missed, white->exponent[i] - own->exponent[i]);
     }
     return met;
@@ -114,7 +111,7 @@ FN int meets_rows(Work *work, Metric *metric) {
 FN void refine_minimum(Work *work, Metric *metric, Dual *dual) {
     const Rows *own = &work->rows, *white = &metric->work.rows;
     Face *face = &metric->work.face;
-    Index n = own->n;
+    Index n = outputs_of(own);
     double *u = face->r, *s = metric->work.other, *v = dual->miss;
     solve_lower(metric, v, n);
     solve_white(face, v, u, s, n);
@@ -144,7 +141,7 @@ FN int release(Work *work, Metric *metric, Dual *dual) {
     for (Index j = face->k - 1; j >= face->base; j--) {
         Index i = face->rows[j];
         if (dual->lambda[i] * face->sides[j] >= 0.0) continue;
-        drop(face, j, work->rows.n);
+        drop(face, j, outputs_of(&work->rows));
         dual->lambda[i] = 0.0;
         metric->active[i] = work->face.held[i] = 0;
         any = 1;
@@ -152,10 +149,10 @@ FN int release(Work *work, Metric *metric, Dual *dual) {
     return any;
 }
 
-/* Refine the minimum in work->y, and put it on the user's rows; its worth. `proven`: it is the minimum. */
+/* Refine the minimum in work->y, and put it on the user's rows; the state of `check`. `proven`: it is the minimum. */
 FN int polish(const CaffnetBatch *batch, int64_t b, Work *work, Metric *metric, Dual *dual, int *proven) {
     const Rows *s = &work->rows;
-    for (Index i = 0; i < s->m; i++) dual->lambda[i] = 0.0;
+    for (Index i = 0; i < rows_of(s); i++) dual->lambda[i] = 0.0;
     refine_fully(batch, b, work, metric, dual);
     if (release(work, metric, dual)) {
         refine_fully(batch, b, work, metric, dual);
@@ -172,7 +169,7 @@ FN int polish(const CaffnetBatch *batch, int64_t b, Work *work, Metric *metric, 
 FN Index room_of(const Work *work) {
     const Rows *s = &work->rows;
     Index sum = 0, count = 0;
-    for (Index i = 0; i < s->m; i++) {
+    for (Index i = 0; i < rows_of(s); i++) {
         double near = smaller(fabs(s->low[i]), fabs(s->high[i]));
         if (near == 0.0 || !is_finite(near)) continue;
         sum += exponent_of(near);
@@ -188,17 +185,17 @@ FN void add_multipliers(Work *work, Dual *dual) {
     double *u = face->r, *part = work->spare;
     if (!s->boxed) {
         if (!work->ready) { /* its marks are not those of its factors */
-            for (Index i = 0; i < s->m; i++) work->stood[i] = face->held[i];
+            for (Index i = 0; i < rows_of(s); i++) work->stood[i] = face->held[i];
             rebuild_face(work, work->stood);
         }
         for (Index j = 0; j < face->k; j++) u[j] = 0.0;
-        solve_white(face, dual->miss, u, part, s->n);
+        solve_white(face, dual->miss, u, part, outputs_of(s));
         for (Index j = 0; j < face->k; j++) dual->lambda[face->rows[j]] += part[j];
     }
-    for (Index i = 0; i < s->m; i++) {
+    for (Index i = 0; i < rows_of(s); i++) {
         Index j = s->plain[i];
         if (face->held[i] == 0) continue;
-        if (s->boxed) dual->lambda[i] += s->A[(size_t)i * (size_t)s->n + (size_t)j] * dual->miss[j];
+        if (s->boxed) dual->lambda[i] += s->sign[i] * dual->miss[j];
         if (!s->equal[i] && dual->lambda[i] * (double)face->held[i] < 0.0) dual->lambda[i] = 0.0;
     }
 }
@@ -206,7 +203,7 @@ FN void add_multipliers(Work *work, Dual *dual) {
 /* Minimise q' y over sample b by one far step, the projection of -t q: its end if the multipliers prove it. */
 FN int minimise_linear(const CaffnetBatch *batch, void *multiplier, int64_t b, int sound, Work *work, CaffnetProof *proof) {
     Rows *s = &work->rows;
-    Index n = s->n, m = s->m;
+    Index n = outputs_of(s), m = rows_of(s);
     int single = (int)batch->single, state = sound ? load_sample(batch, b, work) : CAFFNET_INVALID;
     for (Index i = 0; i < m; i++) store(multiplier, b * batch->m + i, NAN, single);
     if (state == CAFFNET_INVALID) {
@@ -217,11 +214,9 @@ FN int minimise_linear(const CaffnetBatch *batch, void *multiplier, int64_t b, i
     Index far = top > 0.0 && s->shift == 0 ? room_of(work) - exponent_of(top) + 16 : -2000;
     for (Index j = 0; j < n; j++) work->g[j] = work->f[j] = far > -900 && far < 900 ? -times_power(work->f[j], far) : 0.0;
     if (state != CONFLICT) state = project(work, CAFFNET_ACTIVE, batch->start ? batch->start + b * m : NULL);
-    if (state == CONFLICT || state == REJECTED) {
+    if (state < 0) {
         state = approach(work, 0, proof);
-        if (state == CAFFNET_INFEASIBLE && !batch->nearest) write_nothing(batch, b, state);
-        else write_answer(batch, b, work, state);
-        return state;
+        return write_outcome(batch, b, work, state);
     }
     Dual dual = {work->unit, work->ordinary, work->other, work->walk.g};
     int proven = 0;
@@ -242,7 +237,7 @@ FN int minimise_linear(const CaffnetBatch *batch, void *multiplier, int64_t b, i
 FN int minimise(const CaffnetBatch *batch, void *multiplier, int64_t b, int sound, Work *work, Metric *metric,
                 CaffnetProof *proof) {
     Rows *s = &work->rows;
-    Index n = s->n, m = s->m;
+    Index n = outputs_of(s), m = rows_of(s);
     int single = (int)batch->single, state = CAFFNET_INVALID;
     for (Index i = 0; i < m; i++) store(multiplier, b * batch->m + i, NAN, single);
     if (sound && load_sample(batch, b, work) != CAFFNET_INVALID && whiten(batch, b, metric, &work->t, NULL)) {
@@ -257,29 +252,20 @@ FN int minimise(const CaffnetBatch *batch, void *multiplier, int64_t b, int soun
     }
     if (state == CAFFNET_INFEASIBLE) {
         state = approach(work, 0, proof);
-        if (state == CAFFNET_INFEASIBLE && !batch->nearest) write_nothing(batch, b, state);
-        else write_answer(batch, b, work, state);
-        return state;
+        return write_outcome(batch, b, work, state);
     }
     build_face(&metric->work, metric->active, metric->work.ready && !metric->work.rows.boxed);
     return_from_white(work, metric);
     Dual dual = {work->unit, work->ordinary, work->other, work->walk.g};
     int inside = state == CAFFNET_INSIDE, proven = 0;
     state = s->shift == 0 ? polish(batch, b, work, metric, &dual, &proven) : REJECTED;
-    if (state == REJECTED) { /* a near miss, to be begun again from here: the nearest point to it */
-        copy(work->f, work->y, n);
-        copy(work->g, work->y, n);
-        state = project(work, CAFFNET_ACTIVE, NULL);
-        if (state == CONFLICT || state == REJECTED) state = approach(work, 0, proof);
-        else state = CAFFNET_WITHIN_TOL;
-    } else {
+    if (state == REJECTED) state = project_near_miss(work, 0, proof); /* to be begun again from here */
+    else {
         if (inside && state == CAFFNET_PROJECTED) state = CAFFNET_INSIDE;
         for (Index i = 0; i < m && proven; i++)
             store(multiplier, b * batch->m + i, times_power(dual.lambda[i], s->exponent[i] - metric->exponent), single);
     }
-    if (state == CAFFNET_INFEASIBLE && !batch->nearest) write_nothing(batch, b, state);
-    else write_answer(batch, b, work, state);
-    return state;
+    return write_outcome(batch, b, work, state);
 }
 
 /* Solve the system of sample b. */
@@ -288,7 +274,7 @@ FN void solve_system(const CaffnetBatch *batch, const CaffnetSystem *system, int
     const CaffnetBatch *rows = metric ? &metric->batch : batch;
     Rows *s = &white->rows;
     Face *face = &white->face;
-    Index n = s->n, m = s->m;
+    Index n = outputs_of(s), m = rows_of(s);
     int single = (int)batch->single;
     int64_t first = b * batch->n, line = b * batch->m;
     const int8_t *active = batch->active + line;
@@ -303,7 +289,7 @@ FN void solve_system(const CaffnetBatch *batch, const CaffnetSystem *system, int
         for (Index i = 0; i < m; i++) {
             if (active[i] == 0) continue;
             Index j = s->plain[i];
-            double sign = s->A[(size_t)i * (size_t)n + (size_t)j];
+            double sign = s->sign[i];
             double right = system->u ? times_power(load(system->u, b * system->u_step + i, single), s->exponent[i]) : 0.0;
             store(system->s, line + i, times_power(sign * v[j] - right, s->exponent[i]), single);
             v[j] = sign * right;

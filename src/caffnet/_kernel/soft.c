@@ -6,10 +6,10 @@
    others need not give way so much, and are asked for their own least level, and so on until the rest hold: the largest
    violation is as small as it can be, then the next. The answer is the projection of g on the rows relaxed in this way.
 
-   The derivative. A conflict mu with sum mu_i a_i = 0 determines its level, so its rows stand beside those of the face:
-   together they are independent as rows (a_i, -side_i unit_i e_l) of (y, t), with l the level of row i, and the answer is
-   the closed form on them, where the flat leaves t no choice. In R^n one row of each conflict depends on the others, the
-   closing row c: a_c = sum_j r_cj a_j. With q = (A+)' v as if t were fixed,
+   The derivative. The rows of a conflict mu, sum mu_i a_i = 0, fix its level. In R^n one of them depends on the others, the
+   closing row c: a_c = sum_j r_cj a_j. With the levels t as more unknowns all rows are independent: they are the rows
+   (a_i, -side_i unit_i e_l) of (y, t), l the level of row i, and the usual closed form holds for (y, t). With q = (A+)' v
+   as if t were fixed,
 
      R_cl = [l is that of c] side_c unit_c - sum_{j of l} r_cj side_j unit_j,   tau_l = sum_{j of l} q_j side_j unit_j,
      R' s = tau,   q_j becomes q_j + sum_c s_c r_cj,   and row c has -s_c.
@@ -20,16 +20,17 @@
 
 enum { ALL_ROWS, SOFT_ROWS, HARD_ROWS };
 
-/* One of the user's units in the scaled row i. */
+/* One of the user's units in the scaled row i. That of a soft row is not so small that a bound, counted in it, has no number:
+   infinity times the unit 0 of a hard row is NaN. */
 FN double users_unit(const Work *work, Index i) {
     Index exponent = work->rows.exponent[i] + work->rows.shift;
-    if (is_soft(work, i) && exponent < -1000) exponent = -1000; /* a unit of 0 is that of a hard row */
+    if (is_soft(work, i) && exponent < -500) exponent = -500;
     return ldexp(1.0, exponent > 1000 ? 1000 : exponent);
 }
 
 /* Choose the rows that give way. Where the hard ones do, the soft ones have no say. */
 FN void choose_yielding(Work *work, int which) {
-    for (Index i = 0; i < work->rows.m; i++) {
+    for (Index i = 0; i < rows_of(&work->rows); i++) {
         int soft = is_soft(work, i), yields = which == ALL_ROWS || soft == (which == SOFT_ROWS);
         work->unit[i] = yields ? users_unit(work, i) : 0.0;
         work->give[i] = yields || !soft ? 0.0 : HUGE_VAL;
@@ -40,14 +41,14 @@ FN void choose_yielding(Work *work, int which) {
 
 /* Whether a hard row alone excludes every point. */
 FN int has_impossible_hard_row(const Work *work) {
-    for (Index i = 0; i < work->rows.m; i++)
+    for (Index i = 0; i < rows_of(&work->rows); i++)
         if (!is_soft(work, i) && (excludes_all(work, i) || work->low[i] > work->high[i])) return 1;
     return 0;
 }
 
 /* What a proven conflict means: RELAXED if a row that can give way is part of it. */
 FN int meaning_of_conflict(const Work *work) {
-    for (Index i = 0; i < work->rows.m; i++)
+    for (Index i = 0; i < rows_of(&work->rows); i++)
         if (work->conflict[i] != 0.0 && is_soft(work, i)) return CAFFNET_RELAXED;
     return CAFFNET_INFEASIBLE;
 }
@@ -56,7 +57,7 @@ FN int meaning_of_conflict(const Work *work) {
    that much. How many soft rows are left. */
 FN Index fix_level(Work *work, double relax) {
     Index left = 0;
-    for (Index i = 0; i < work->rows.m; i++) {
+    for (Index i = 0; i < rows_of(&work->rows); i++) {
         double unit = work->unit[i], miss = work->low[i] - work->high[i];
         if (work->conflict[i] != 0.0 && work->tier[i] == 0) work->tier[i] = (int8_t)(work->conflict[i] > 0.0 ? 1 : -1);
         if (unit == 0.0) continue;
@@ -73,7 +74,7 @@ FN Index fix_level(Work *work, double relax) {
 /* The least relaxation with which no row that gives way excludes itself. */
 FN double least_relaxation(const Work *work) {
     double least = 0.0;
-    for (Index i = 0; i < work->rows.m; i++)
+    for (Index i = 0; i < rows_of(&work->rows); i++)
         if (work->unit[i] > 0.0) least = larger(least, (work->low[i] - work->high[i]) / (2.0 * work->unit[i]));
     return least;
 }
@@ -82,28 +83,28 @@ FN double least_relaxation(const Work *work) {
    The number of rows of the face, as climb has it; the levels are in work->level, the sides of the rows that determine
    them in work->tier. Where rounding is in the way, the rows that are left stay at the level before. */
 FN Index settle_levels(Work *work, double relax, Index k) {
-    double size = largest(work->g, work->rows.n) + largest(work->y, work->rows.n);
-    for (Index number = 0; relax > 0.0 && number < work->rows.m; number++) {
+    double size = largest(work->g, outputs_of(&work->rows)) + largest(work->y, outputs_of(&work->rows));
+    for (Index number = 0; relax > 0.0 && number < rows_of(&work->rows); number++) {
         if (fix_level(work, relax) == 0) break;
         double before = relax;
         int found = 0;
         for (int again = 0; again < 2 && !found; again++) {
-            for (Index i = 0; again > 0 && i < work->rows.m; i++) /* rows that meet up to rounding are given that much */
+            for (Index i = 0; again > 0 && i < rows_of(&work->rows); i++) /* rows that meet up to rounding are given that much */
                 if (is_soft(work, i) && work->unit[i] == 0.0) work->give[i] += work->t.search * size;
-            for (Index i = 0; i < work->rows.m; i++) work->conflict[i] = work->fine[i] = 0.0;
+            for (Index i = 0; i < rows_of(&work->rows); i++) work->conflict[i] = work->fine[i] = 0.0;
             relax = least_relaxation(work);
             k = climb(work, work->g, work->y, &relax, NULL);
             found = k >= 0 && relax <= before;
         }
         if (found) continue;
-        for (Index i = 0; i < work->rows.m; i++) {
+        for (Index i = 0; i < rows_of(&work->rows); i++) {
             work->give[i] += before * work->unit[i];
             work->unit[i] = 0.0;
         }
         relax = 0.0;
         k = climb(work, work->g, work->y, &relax, NULL);
     }
-    for (Index i = 0; i < work->rows.m; i++) {
+    for (Index i = 0; i < rows_of(&work->rows); i++) {
         if (!is_soft(work, i)) continue;
         work->level[i] = work->give[i] + relax * work->unit[i];
         work->give[i] = 0.0;
@@ -113,7 +114,7 @@ FN Index settle_levels(Work *work, double relax, Index k) {
 
 /* Take the conflict for that of a level of 0. */
 FN void forget_levels(Work *work) {
-    for (Index i = 0; i < work->rows.m; i++) {
+    for (Index i = 0; i < rows_of(&work->rows); i++) {
         work->level[i] = 0.0;
         work->tier[i] = (int8_t)((work->conflict[i] > 0.0) - (work->conflict[i] < 0.0));
     }
@@ -121,10 +122,10 @@ FN void forget_levels(Work *work) {
 
 /* Relax the soft rows to their levels, until restore_bounds. */
 FN void relax_to_levels(Work *work) {
-    for (Index i = 0; i < work->rows.m; i++)
+    for (Index i = 0; i < rows_of(&work->rows); i++)
         if (is_soft(work, i)) work->give[i] = work->level[i];
     relax_rows(work, 0.0);
-    for (Index i = 0; i < work->rows.m; i++)
+    for (Index i = 0; i < rows_of(&work->rows); i++)
         if (is_soft(work, i)) work->give[i] = 0.0;
 }
 
@@ -132,14 +133,14 @@ FN void relax_to_levels(Work *work) {
 FN void close_face(Work *work) {
     const Rows *s = &work->rows;
     Face *face = &work->face;
-    for (Index i = 0; i < s->m; i++) {
+    for (Index i = 0; i < rows_of(s); i++) {
         if (work->tier[i] == 0 || face->held[i] != 0) continue;
         int8_t side = (int8_t)(work->tier[i] > 0 ? 1 : -1);
         if (!is_finite(side > 0 ? work->high[i] : work->low[i])) continue; /* no point is nearer to it than another */
         add(s, face, i, side, work->t.rank);
         face->held[i] = side;
     }
-    work->ready = 0; /* the marks of the face are not those of its factors */
+    forget_factors(work);
 }
 
 /* What the levels add to a gradient. */
@@ -160,12 +161,12 @@ FN Index leader_of(const Index *leader, Index i) {
 FN void tie_rows(Work *work, const int8_t *active, Index *leader) {
     const Rows *s = &work->rows;
     Face *face = &work->face;
-    for (Index i = 0; i < s->m; i++) leader[i] = i;
-    for (Index i = 0; i < s->m; i++) {
+    for (Index i = 0; i < rows_of(s); i++) leader[i] = i;
+    for (Index i = 0; i < rows_of(s); i++) {
         double top = 1.0;
         if (active[i] == 0 || face->held[i] != 0) continue;
         (void)remainder_of(s, i, face);
-        in_rows(face, 0, face->d, face->r, s->n);
+        in_rows(face, 0, face->d, face->r, outputs_of(s));
         for (Index j = 0; j < face->k; j++) top = larger(top, fabs(face->r[j]));
         for (Index j = 0; j < face->k; j++)
             if (fabs(face->r[j]) > work->t.fine_rank * top) leader[leader_of(leader, face->rows[j])] = leader_of(leader, i);
@@ -176,16 +177,17 @@ FN void tie_rows(Work *work, const int8_t *active, Index *leader) {
    level if they depend on each other and are exceeded by as much; conflicts beside each other have their own. */
 FN int find_tiers(Work *work, const int8_t *active, const double *y) {
     const Rows *s = &work->rows;
-    double size = largest(y, s->n) + largest(work->g, s->n), level[LEVELS], room[LEVELS];
+    double size = largest(y, outputs_of(s)) + largest(work->g, outputs_of(s)), level[LEVELS], room[LEVELS];
     Index *leader = work->walk.after, first[LEVELS];
     int count = 0;
     tie_rows(work, active, leader);
-    for (Index i = 0; i < s->m; i++) {
+    for (Index i = 0; i < rows_of(s); i++) {
         work->tier[i] = 0;
         if (active[i] == 0 || !is_soft(work, i)) continue;
         double unit = users_unit(work, i), bound = active[i] > 0 ? s->high[i] : s->low[i];
         double t = (double)active[i] * (value_of(s, i, y) - bound) / unit;
-        double mine = 4.0 * (work->t.feasibility * (size + fabs(bound)) + work->t.underflow) / unit;
+        double counts = size_at(s, i, y, size) + fabs(bound);
+        double mine = 4.0 * (work->t.feasibility * counts + work->t.underflow) / unit;
         if (!(t > mine)) continue;
         Index lead = leader_of(leader, i);
         int tier = 0;
@@ -218,7 +220,7 @@ FN int says_of_levels(Work *work, Index i, Index side, int count, double *R) {
     Face *face = &work->face;
     double size = 0.0, most = 0.0;
     (void)remainder_of(&work->rows, i, face);
-    in_rows(face, 0, face->d, face->r, work->rows.n);
+    in_rows(face, 0, face->d, face->r, outputs_of(&work->rows));
     pull_of_levels(work, face->r, R);
     for (int l = 0; l < count; l++) R[l] = -R[l];
     for (Index j = 0; j < face->k; j++)
@@ -239,7 +241,7 @@ FN Level share_levels(Work *work, const int8_t *active, const double *y, double 
     double tau[LEVELS], worst[LEVELS], R[LEVELS][LEVELS], left[LEVELS][LEVELS]; /* left: what is new in each row */
     int count = find_tiers(work, active, y), pivot[LEVELS], settled[LEVELS] = {0};
     pull_of_levels(work, q, tau);
-    for (Index i = 0; i < s->m && level.count < count; i++) { /* rows that say more than those before */
+    for (Index i = 0; i < rows_of(s) && level.count < count; i++) { /* rows that say more than those before */
         Index c = level.count;
         if (active[i] == 0 || face->held[i] != 0 || !says_of_levels(work, i, active[i], count, R[c])) continue;
         double size = 0.0, most = 0.0;
@@ -296,7 +298,7 @@ FN Level share_levels(Work *work, const int8_t *active, const double *y, double 
         level.crossed[l] = -1;
         worst[l] = 0.0;
     }
-    for (Index i = 0; i < s->m; i++) { /* levels that no conflict settles are those of bounds that miss each other */
+    for (Index i = 0; i < rows_of(s); i++) { /* levels that no conflict settles are those of bounds that miss each other */
         int l = work->tier[i] - 1;
         double unit = users_unit(work, i), miss = l < 0 || settled[l] ? 0.0 : (s->low[i] - s->high[i]) / unit;
         if (l < 0 || !(miss > worst[l])) continue;
@@ -309,6 +311,6 @@ FN Level share_levels(Work *work, const int8_t *active, const double *y, double 
 
 /* Soft rows are not equalities while they give way. */
 FN void release_soft_rows(Work *work) {
-    for (Index i = 0; i < work->rows.m; i++)
+    for (Index i = 0; i < rows_of(&work->rows); i++)
         if (is_soft(work, i)) work->rows.equal[i] = 0;
 }

@@ -24,7 +24,7 @@ FN double choice_bound(const Rows *s, Index choice) {
 /* List the sides that can be chosen beside the equalities, in order; how many. */
 FN Index list_choices(const Rows *s, Index *choices) {
     Index count = 0;
-    for (Index i = 0; i < s->m; i++) {
+    for (Index i = 0; i < rows_of(s); i++) {
         if (s->equal[i] || s->squared[i] == 0.0) continue;
         if (s->low[i] > -HUGE_VAL) choices[count++] = 2 * i;
         if (s->high[i] < HUGE_VAL) choices[count++] = 2 * i + 1;
@@ -42,7 +42,7 @@ FN Index walk_all(Work *work, Index minimal, double best, Index size) {
     const CaffnetTolerances *t = &work->t;
     const double *f = work->f, *g = work->g;
     double *y = work->y, norm = work->norm;
-    Index n = s->n, base = face->k, top = minimal < 0 ? n - base : minimal > 1 ? minimal : 1;
+    Index n = outputs_of(s), base = face->k, top = minimal < 0 ? n - base : minimal > 1 ? minimal : 1;
     /* The p-norm of a vector is at least this share of its length. */
     double share = norm <= 2.0 ? 1.0 : pow((double)n, (norm > 1e300 ? 0.0 : 1.0 / norm) - 0.5);
     double size_f = largest(f, n), margin = 4.0 * t->feasibility * larger(size_f, largest(g, n)), tie = 1.0 + t->tie;
@@ -58,7 +58,7 @@ FN Index walk_all(Work *work, Index minimal, double best, Index size) {
     if (base > 0) {
         slide(s, face, 0, y);
         double here = distance(y, f, n, norm);
-        if (here <= best * tie && accepts(s, y, size_f, t)) {
+        if (here <= best * tie && accepts(s, y, size_f)) {
             best = smaller(best, here);
             kept = here;
             size = 0;
@@ -91,7 +91,7 @@ FN Index walk_all(Work *work, Index minimal, double best, Index size) {
         if (walk->last[depth] != i) {
             walk->last[depth] = i;
             double left = remainder_of(s, i, face);
-            walk->independent[depth] = left > t->rank * t->rank * s->squared[i];
+            walk->independent[depth] = (int8_t)is_independent(s, i, face, left, t->rank);
             if (walk->independent[depth]) append(s, face, i, side, left);
         }
         if (!walk->independent[depth]) continue;
@@ -112,7 +112,7 @@ FN Index walk_all(Work *work, Index minimal, double best, Index size) {
             copy(y, next_g, n);
             slide(s, face, 0, y);
             double length = distance(y, f, n, norm);
-            if (length <= best * tie && accepts(s, y, size_f, t)) {
+            if (length <= best * tie && accepts(s, y, size_f)) {
                 best = smaller(best, length);
                 const Index *rows = face->rows + base;
                 const double *sides = face->sides + base;
@@ -142,7 +142,7 @@ FN Index enumerate(Work *work, Index k, int lite) {
     const Rows *s = &work->rows;
     Face *face = &work->face;
     Walk *walk = &work->walk;
-    Index n = s->n, size = n + 1, minimal = -1;
+    Index n = outputs_of(s), size = n + 1, minimal = -1;
     double best = HUGE_VAL;
     if (lite) {
         restart(work);
@@ -151,7 +151,7 @@ FN Index enumerate(Work *work, Index k, int lite) {
         minimal = face->k - face->base;
     } else if (k >= 0) {
         slide(s, face, 0, work->y); /* y is the projection of g, up to rounding */
-        if (accepts(s, work->y, largest(work->f, n), &work->t)) {
+        if (accepts(s, work->y, largest(work->f, n))) {
             best = distance(work->y, work->f, n, work->norm);
             size = k - face->base;
             for (Index j = 0; j < size; j++) { /* in order */

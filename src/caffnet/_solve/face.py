@@ -119,6 +119,11 @@ def product(matrix: Tensor, vector: Tensor) -> Tensor:
     return dot(matrix, vector.unsqueeze(-2))
 
 
+def times(A: Tensor, y: Tensor) -> Tensor:
+    """``A y`` of every sample, ``(B, m)``, for one A or one per sample."""
+    return y @ A.mT if A.ndim == 2 else (A @ y.unsqueeze(-1)).squeeze(-1)
+
+
 def dot(a: Tensor, b: Tensor) -> Tensor:
     """The inner product over the last axis, with broadcasting."""
     return (a * b).sum(-1)

@@ -142,7 +142,7 @@ def _on_face(p: Problem, found: Answer, options: Options) -> Tensor:
     if tangent:
         y = y + _Inward.apply(f, *_cone(p, found, moved), p.row_kinds, options)
     rest = torch.where((found.value == p.f).all(-1, keepdim=True), p.f, found.value)
-    if p.soft:  # where no point is nearer to the soft rows than another, the answer is f + w
+    if p.soft:  # where the violation is the same at every point, the answer is f + w
         g = p.f if p.w is None else p.f + p.w
         rest = torch.where(_relaxed(found), g + (found.value - g).detach(), rest)
     return torch.where(moved, y, rest)
@@ -152,8 +152,8 @@ class _Levels:
     """By how much the soft rows of RELAXED samples give way, as more outputs t that have no say in distances.
 
     A row at its relaxed bound reads ``a_i y - side_i t_l = b_i`` with l its level. Rows of a conflict depend on each
-    other and leave t_l no choice, so the closed form of (y, t) is that of y (`_kernel/soft.c`). A level that is half of
-    what the bounds of one row miss each other by, or that of a row that no point is nearer to, is known before.
+    other and fix t_l, so the closed form of (y, t) is that of y (`_kernel/soft.c`). Two levels are known beforehand:
+    half the gap between the bounds of a row that cross, and that of a row whose violation is the same everywhere.
 
     Args:
         giving: which of the rows in the slots give way, ``(B, k)``.
@@ -208,7 +208,7 @@ def _exceeded(
     """
     level = torch.where(giving, sides * (dot(rows, y.unsqueeze(-2)) - chosen), 0.0)
     largest = y.abs().amax(-1, keepdim=True) + goal.abs().amax(-1, keepdim=True) if y.shape[-1] else y[..., :1]
-    size = rows.abs().sum(-1) * largest + chosen.abs()
+    size = sparse.sizes_at(rows, y, rows.abs().sum(-1) * largest) + chosen.abs()
     room = 4 * (tolerance.feasibility(y.dtype, y.shape[-1]) * size + tolerance.underflow(y.dtype))
     giving = giving & (level > room)
     level = torch.where(giving, level, 0.0)
@@ -283,7 +283,7 @@ def _cone(p: Problem, found: Answer, here: Tensor) -> tuple[Tensor, Tensor, Tens
     n = y.shape[-1]
     share = tolerance.feasibility(y.dtype, n)
     largest = y.abs().amax(-1, keepdim=True) if n else y.new_zeros(*y.shape[:-1], 1)
-    allowed = 2 * share * largest + tolerance.underflow(y.dtype)
+    allowed = share * sparse.sizes_at(scaled, y, (2 * largest).expand_as(value)) + tolerance.underflow(y.dtype)
     equal = lower == upper
     if p.soft:  # an equality that gave way has one side
         equal = equal & ~(is_kind(p.soft, SOFT, y.device) & _relaxed(found))

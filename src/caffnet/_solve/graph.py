@@ -17,12 +17,13 @@ import torch
 from torch import Tensor
 
 from caffnet import tolerance
-from caffnet._solve.face import factor, pick_rows, product, times_power, unit_exponent
+from caffnet._solve.face import factor, pick_rows, product, times, times_power, unit_exponent
 from caffnet._solve.metric import White
 from caffnet._solve.prepare import count_subsets, subset_sizes
 from caffnet._solve.problem import Answer, Options, Problem, Status
+from caffnet._solve.sparse import sizes_at
 from caffnet._solve.tracing import remember
-from caffnet.constraints import BOTH, EQUAL, FREE, SOFT, UPPER, AffineSet
+from caffnet.constraints import BOTH, EQUAL, FREE, SOFT, UPPER, AffineSet, is_kind
 from caffnet.errors import BudgetError, ConstraintError
 
 _COPIES = 256  # bytes that a runtime needs to load and run a candidate, over the numbers in it: measured
@@ -102,7 +103,7 @@ def solve(problem: Problem, options: Options) -> Answer:
     lower, upper = (times_power(t.expand(samples, m), exponent) for t in (p.lower, p.upper))
     rows = _Rows(times_power(p.A, exponent.unsqueeze(-1)), lower, upper)
     f, g = p.f, p.f if p.w is None else p.f + p.w
-    inside = _accepts(rows, f, f) & _within_box(rows, f)
+    inside = _accepts(rows, f) & _within_box(rows, f)
     chosen, sides, found = _choose(rows, p.row_kinds, options, f, g)
     y = _polish(rows, chosen, sides, p.row_kinds, g)
     good = found & _accepts(rows, y, g)
@@ -118,7 +119,7 @@ def solve(problem: Problem, options: Options) -> Answer:
 
 def _is_sound(p: Problem) -> Tensor:
     """Samples with usable data, ``(B,)``: no NaN, and infinities only as missing bounds of inequalities."""
-    equal = torch.tensor([kind == EQUAL for kind in p.row_kinds], dtype=torch.bool, device=p.f.device)
+    equal = is_kind(p.row_kinds, EQUAL, p.f.device)
     rows = p.A.isfinite().all(-1) & ~p.lower.isnan() & ~p.upper.isnan() & ~(equal & p.upper.isinf())
     outputs = p.f.isfinite() if p.w is None else p.f.isfinite() & (p.f + p.w).isfinite()
     return outputs.all(-1) & rows.all(-1)
@@ -252,13 +253,17 @@ def _polish(rows: _Rows, chosen: Tensor, sides: Tensor, row_kinds: str, g: Tenso
 # ------------------------------------------------------------------------------------------------- tests of a point
 
 
-def _accepts(rows: _Rows, y: Tensor, start: Tensor) -> Tensor:
-    """Check whether `y`, computed from `start`, satisfies every row up to rounding, ``(B,)``."""
+def _accepts(rows: _Rows, y: Tensor, start: Tensor | None = None) -> Tensor:
+    """Check whether `y` satisfies every row up to rounding, ``(B,)``.
+
+    Of a `y` that was computed from `start`, in the user's type here, the rounding of one output reaches all others.
+    """
     share = tolerance.feasibility(y.dtype, y.shape[-1])
-    value = y @ rows.A.mT if rows.A.ndim == 2 else (rows.A @ y.unsqueeze(-1)).squeeze(-1)
+    value = times(rows.A, y)
     above = value - rows.upper - share * rows.upper.abs()
     below = rows.lower - value - share * rows.lower.abs()
-    allowed = share * _largest(y) + share * _largest(start) + tolerance.underflow(y.dtype)
+    size = sizes_at(rows.A, y, 2 * _largest(y)) if start is None else _largest(y) + _largest(start)
+    allowed = share * size + tolerance.underflow(y.dtype)
     return (torch.maximum(above, below) <= allowed).all(-1)
 
 

@@ -8,7 +8,7 @@ side of
 vanish for every ``y`` while the right side is negative, then no ``y`` satisfies all rows. The kernel finds such numbers
 and checks both sums with bounds on their own rounding. Where the left side is not exactly zero but ``r y``, no point
 with ``|y|_inf < |gap| / |r|_1`` satisfies the rows: a sample is INFEASIBLE only if that radius is a million times the
-size of its data (`tolerance.EMPTY`) or more.
+size of its data (`tolerance.EMPTY`, with an exception for float32) or more.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from torch import Tensor
 from caffnet._kernel import native
 from caffnet._solve import sparse
 from caffnet._solve.problem import Answer, Options, Problem, Status, is_diagonal
+from caffnet.constraints import EQUAL, is_kind
 from caffnet.errors import ConstraintError, InfeasibleError
 
 _EXPLAINED = 5  # samples; nobody reads a thousand
@@ -120,7 +121,7 @@ def _rank() -> str:
 
 def _invalid(p: Problem) -> ConstraintError:
     """The error for NaN or infinite data, with the place of the first."""
-    equality = torch.tensor([kind == "=" for kind in p.row_kinds], dtype=torch.bool)
+    equality = is_kind(p.row_kinds, EQUAL, p.upper.device)
     bad: dict[str, Tensor] = {
         "f": ~p.f.isfinite(),
         "A": ~sparse.numbers(p.A).isfinite(),

@@ -51,6 +51,11 @@ class Prepared:
         return f"Prepared({self.set}, search={self.search!r})"
 
 
+def set_of(constraints: AffineSet | Prepared) -> AffineSet:
+    """The set itself, prepared or not."""
+    return constraints.set if isinstance(constraints, Prepared) else constraints
+
+
 def prepare(set: AffineSet, search: str = "auto", *, budget: int | None = None) -> Prepared:
     """Choose the search of a set once for many projections.
 

@@ -23,8 +23,8 @@ class Status(enum.IntEnum):
 
     INSIDE: `f` satisfied every row and came back bit for bit.
     PROJECTED: the nearest feasible candidate.
-    WITHIN_TOL: satisfied up to rounding only. A row that the point was not put on is exceeded by less than the
-        tolerance, as where rows exclude each other by rounding.
+    WITHIN_TOL: every row is satisfied up to rounding. Either the point was not proven to be the nearest, or a row that
+        it was not put on is exceeded by less than the tolerance, as where rows exclude each other by rounding.
     INFEASIBLE: no point satisfies the rows of this sample, or its hard rows; proven in exact arithmetic.
     INVALID: the data of this sample contain NaN or infinities.
     RELAXED: soft rows gave way. The hard ones hold as they do in a PROJECTED sample.
@@ -87,6 +87,9 @@ def check_options(
     return Options(search, float(norm), strict, on_infeasible, gradient, budget)
 
 
+CORES = (1, 1, 2, 1, 1, 2)  # the axes of one sample in f, w, A, lower, upper and the metric
+
+
 class Problem(NamedTuple):
     """The data of a batch of B samples, checked and flattened.
 
@@ -127,6 +130,11 @@ class Problem(NamedTuple):
     def detach(self) -> Problem:
         """The same problem without gradients."""
         return self.replace_tensors(*(None if t is None else t.detach() for t in self.tensors))  # pyright: ignore
+
+    def at(self, places: Tensor) -> Problem:
+        """The samples at these places; what all samples share stays shared."""
+        pairs = zip(self.tensors, CORES, strict=True)
+        return self.replace_tensors(*(t if t is None or t.ndim == core else t[places] for t, core in pairs))  # pyright: ignore
 
     def replace_tensors(
         self, f: Tensor, w: Tensor | None, A: Tensor, lower: Tensor, upper: Tensor, metric: Tensor | None

@@ -5,12 +5,12 @@ sequence of such problems leads there,
 
     y <- argmin  x'(Q + ε I)x/2 + (q - ε y)'x   over x in the set,
 
-the proximal-point method. Its every step is a projection; for ``Q = 0`` that of ``y - q/ε``. Each face that it comes by
-is asked for the minimum itself: multipliers λ with ``Qy + q + Aᵀλ = 0`` and the right signs prove one, and the sequence
-ends, exactly, not in a limit. For a linear program it must: the steps end after finitely many (Rockafellar 1976), and
-one is enough once ε is small. What is asked of a proof is in `_is_rounding` and `_holds`. A Q that is definite, but so
-nearly singular that the kernel found no proof, is given to it again as a problem in the distance to y, whose numbers
-are smaller.
+the proximal-point method. Every step is a projection; for ``Q = 0`` that of ``y - q/ε``. After each step the face is
+tested: multipliers λ with ``Qy + q + Aᵀλ = 0`` and the right signs prove that it holds the minimum, and the sequence
+ends there, exactly, not in a limit. For a linear program that takes finitely many steps (Rockafellar 1976), and one is
+enough once ε is small. `_is_rounding` and `_holds` are the conditions of a proof. A Q that is definite, but so nearly
+singular that the kernel found no proof, is given to it again as a problem in the distance to y, whose numbers are
+smaller.
 
 **Units.** The steps are Euclidean, so they depend on the units of the outputs. The sequence runs in ``x = y / unit``:
 powers of two in which the entries of each row, and the curvatures, are of like size. λ is the same there.
@@ -29,9 +29,9 @@ from torch import Tensor
 
 from caffnet import tolerance
 from caffnet._solve import run
-from caffnet._solve.face import dot
+from caffnet._solve.face import dot, times
 from caffnet._solve.problem import Answer, Options, Problem, Status, is_diagonal
-from caffnet._solve.stationary import apply, full, pull
+from caffnet._solve.stationary import apply, full, pull, room_at
 
 _ROUNDS = 60
 _ASKED_FOR_A_RAY = 2  # the round after which a sample without a minimum is looked into
@@ -91,13 +91,9 @@ def minimise(problem: Problem, nearest: bool, start: Tensor | None = None) -> Mi
 
 
 def _at(p: Problem, places: Tensor, double: bool = True) -> Problem:
-    """Some samples of a problem, in double precision; what all share stays as it is."""
-    tensors = [
-        t if t is None or t.ndim == core else t[places] for t, core in zip(p.tensors, (1, 1, 2, 1, 1, 2), strict=True)
-    ]
-    if double:
-        tensors = [None if t is None else t.double() for t in tensors]
-    return p.replace_tensors(*tensors)  # pyright: ignore[reportArgumentType]
+    """Some samples of a problem, in double precision."""
+    some = p.at(places)
+    return some.replace_tensors(*(None if t is None else t.double() for t in some.tensors)) if double else some  # pyright: ignore
 
 
 def _descend(problem: Problem, found: Minimum, places: Tensor, damped: bool, options: Options) -> None:
@@ -205,7 +201,7 @@ def convex(p: Problem) -> Tensor:
 def _damping(p: Problem, y: Tensor, number: int) -> tuple[Tensor | None, Tensor]:
     """``Q + ε I``, or None where Q is zero, and ε, ``(B, 1)`` or ``(1, 1)`` for a Q that the batch shares."""
     # The room around y: the median distance to its rows, which far-away bounds do not change.
-    value = _values(p.A, y)
+    value = times(p.A, y)
     distance = torch.minimum((p.upper - value).abs(), (value - p.lower).abs()) / torch.linalg.vector_norm(p.A, dim=-1)
     room = torch.where(distance.isfinite(), distance, torch.nan).nanmedian(-1).values.nan_to_num(0.0)
     room = room + y.abs().amax(-1)
@@ -243,15 +239,11 @@ def _step(
 
 def _restart(p: Problem, y: Tensor, side: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The problem in ``x = y' - y``, whose numbers are smaller, solved from there."""
-    value = _values(p.A, y)
+    value = times(p.A, y)
     here = p._replace(f=_slope(p, y), lower=p.lower - value, upper=p.upper - value)
     found, _ = run.minimise(here, _QUIET, side)
     good = (found.status <= Status.WITHIN_TOL).unsqueeze(-1)
     return torch.where(good, y + found.value, y), torch.where(good, found.active, side), found.status
-
-
-def _values(A: Tensor, y: Tensor) -> Tensor:
-    return y @ A.mT if A.ndim == 2 else (A @ y.unsqueeze(-1)).squeeze(-1)
 
 
 def _objective(p: Problem, y: Tensor) -> Tensor:
@@ -277,7 +269,7 @@ def _ask(p: Problem, y: Tensor, side: Tensor, metric: Tensor | None) -> tuple[Te
     for moved in (False, True) if p.metric is not None else (False,):
         at, pulled, miss = y, torch.zeros_like(bound), -_slope(p, y)
         for _ in range(_REFINED):
-            right = torch.where(side != 0, bound - _values(p.A, at), 0.0) if moved else None
+            right = torch.where(side != 0, bound - times(p.A, at), 0.0) if moved else None
             step, more = run.solve_system(system, face, miss, right)
             pulled, at = pulled + more, at + step if moved else at
             signed = torch.where((p.lower == p.upper) | (pulled * side >= 0), pulled, 0.0)
@@ -313,8 +305,8 @@ def _is_rounding(miss: Tensor, size: Tensor) -> Tensor:
 
 def _holds(p: Problem, y: Tensor, side: Tensor) -> Tensor:
     """Check whether a point lies on the rows of its face and within the others, up to rounding, ``(B,)``."""
-    share, value = tolerance.feasibility(y.dtype, y.shape[-1]), _values(p.A, y)
-    room = 2 * share * (p.A.abs().sum(-1) * y.abs().amax(-1, keepdim=True) + value.abs()) + tolerance.underflow(y.dtype)
+    value = times(p.A, y)
+    room = room_at(p.A, y, value)
     high = torch.where(side < 0, p.lower, p.upper)
     low = torch.where(side > 0, p.upper, p.lower)
     return ((value <= high + room) & (value >= low - room)).all(-1)

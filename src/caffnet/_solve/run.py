@@ -20,7 +20,7 @@ from torch import Tensor
 from caffnet._kernel import gpu, native
 from caffnet._solve import graph, sparse
 from caffnet._solve.infeasible import report
-from caffnet._solve.problem import Answer, Options, Problem
+from caffnet._solve.problem import CORES, Answer, Options, Problem
 from caffnet._solve.tracing import are_concrete, is_compiling, is_exporting_plain, no_autocast
 
 
@@ -234,7 +234,7 @@ def _fold(size: int, tensors: Sequence[Any], dims: Sequence[Any], cores: Sequenc
 def _solve_mapped(info: Any, in_dims: Any, *given: Any):
     size = info.batch_size
     tensors = [given[0].movedim(in_dims[0], 0) if in_dims[0] is not None else given[0].expand(size, *given[0].shape)]
-    folded, lines = _fold(size, (*tensors, *given[1:6]), (0, *in_dims[1:6]), (1, 1, 2, 1, 1, 2))
+    folded, lines = _fold(size, (*tensors, *given[1:6]), (0, *in_dims[1:6]), CORES)
     row_kinds, labels, batch_shape, *options = given[6:]
     answers = torch.ops.caffnet.solve(*folded, row_kinds, labels, [size, *batch_shape], *options)
     return tuple(t.reshape(size, lines, *t.shape[1:]) for t in answers), (0, 0, 0)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from caffnet._solve.face import product, times_power, unit_exponent
+from caffnet._solve.face import times, times_power, unit_exponent
 from caffnet._solve.problem import Problem, is_diagonal
 
 
@@ -39,7 +39,7 @@ def widen(p: Problem, weighted: Tensor, weight: Tensor) -> Problem:
 def at(p: Problem, weighted: Tensor, y: Tensor) -> Tensor:
     """The slacks that the rows need at the points y, ``(B, k)``, in their units."""
     rows, lower, upper = p.A.index_select(-2, weighted), p.lower[..., weighted], p.upper[..., weighted]
-    value = y @ rows.mT if rows.ndim == 2 else product(rows, y)
+    value = times(rows, y)
     return (value - value.clamp(lower, upper)) / _units(p, weighted)
 
 

@@ -12,6 +12,7 @@ import warnings
 import torch
 from torch import Tensor
 
+from caffnet import tolerance
 from caffnet._solve.tracing import is_compiling
 
 #: Places of a box, 8 MB in float64, up to which all are stored: whoever reads `A` finds an ordinary tensor.
@@ -96,6 +97,19 @@ def row_sizes(A: Tensor) -> Tensor:
         return A.abs().sum(-1)
     starts, _, values = entries(A)
     return values.new_zeros(A.shape[0]).index_add(0, torch.repeat_interleave(starts.diff().long()), values.abs())
+
+
+def sizes_at(A: Tensor, y: Tensor, everything: Tensor) -> Tensor:
+    """The size of the numbers whose rounding counts in each row at `y`, ``(..., m)``, as ``size_at`` in rows.c has it.
+
+    That is ``2 |A| |y|``, but at least what float64 loses of `everything`, the size of all outputs in units of the row.
+    """
+    n = A.shape[-1]
+    share = tolerance.feasibility(torch.float64, n) / tolerance.feasibility(y.dtype, n)
+    if share >= 1:
+        return everything
+    size = like(A, A.values().abs()) if is_sparse(A) else A.abs()
+    return torch.maximum(torch.minimum(2 * product(size, y.abs()), everything), share * everything)
 
 
 def numbers(A: Tensor) -> Tensor:

@@ -10,9 +10,9 @@ With (v, u) the incoming gradient of (y, λ), let (p, s) be the solution for the
 
     ∂q = -p,   ∂b = s,   ∂A = -(λ pᵀ + s yᵀ),   ∂Q = -(p yᵀ + y pᵀ) / 2.
 
-**Q that is singular.** Rows that y is held on anyway may be added to Q: ``Q + A_γᵀ D A_γ`` has the same p, and its s is
-short of ``D u``. It is positive definite wherever the system has one solution, so the kernel can factorise it. Where it
-is not, the minimum is one of many; those directions in which it may move freely are left out: they get no gradient.
+**Q that is singular** cannot be factorised. On the face, ``Q + A_γᵀ D A_γ`` gives the same p, and s is its s plus
+``D u``. It is positive definite wherever the system has one solution. Where it is not, the minimum is one of many:
+directions in which it may move freely get no gradient.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from torch import Tensor
 
 from caffnet import tolerance
 from caffnet._solve import run
-from caffnet._solve.face import dot, product
+from caffnet._solve.face import dot, product, times
 from caffnet._solve.problem import Answer, Options, Problem, Status, is_diagonal
+from caffnet._solve.sparse import row_sizes, sizes_at
 
 
 def apply(Q: Tensor | None, y: Tensor) -> Tensor:
@@ -76,15 +77,20 @@ def _wrong_side(p: Problem, answer: Answer, found: Tensor) -> Tensor:
     return (-side * found).clamp_min(0.0)
 
 
+def room_at(A: Tensor, y: Tensor, value: Tensor) -> Tensor:
+    """The rounding of a row whose value at `y` is `value`, and of its bound, ``(..., m)``: twice that is "touched"."""
+    largest = y.abs().amax(-1, keepdim=True) if A.shape[-1] else 0.0
+    size = sizes_at(A, y, 2 * row_sizes(A) * largest) + 2 * value.abs()
+    return tolerance.feasibility(y.dtype, A.shape[-1]) * size + tolerance.underflow(y.dtype)
+
+
 def _on_cone(p: Problem, answer: Answer, apart: Tensor, which: Tensor) -> Tensor:
     """Multipliers from the cone of all rows that the point touches."""
     n = p.f.shape[-1]
-    A, lower, upper = (t if t.ndim == core else t[which] for t, core in ((p.A, 2), (p.lower, 1), (p.upper, 1)))
-    metric = p.metric if p.metric is None or p.metric.ndim == 2 else p.metric[which]
+    _, _, A, lower, upper, metric = p.at(which).tensors
     y, active = answer.value[which], answer.active[which]
-    value = y @ A.mT if A.ndim == 2 else product(A, y)
-    room = 4 * tolerance.feasibility(y.dtype, n) * (A.abs().sum(-1) * y.abs().amax(-1, keepdim=True) + value.abs())
-    room = room + tolerance.underflow(y.dtype)
+    value = times(A, y)
+    room = 2 * room_at(A, y, value)
     free = torch.full_like(value, torch.inf)
     high = torch.where((active > 0) | (value - upper >= -room), 0.0, free)
     low = torch.where((active < 0) | (lower - value >= -room), 0.0, -free)

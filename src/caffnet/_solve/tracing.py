@@ -73,7 +73,7 @@ def is_exporting_plain() -> bool:
     return is_exporting() and _wants_plain()
 
 
-@constant  # dynamo, as in export(strict=True), would take the second question for no
+@constant  # dynamo, as in export(strict=True), would trace the second call as False
 def _wants_plain() -> bool:
     return len(_plain) > 0 or torch.onnx.is_in_onnx_export()
 

@@ -10,7 +10,7 @@ Nothing here knows how a point of the set is found; what is enforced is measured
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -120,6 +120,8 @@ class AffineSet:
     @classmethod
     def equality(cls, C: ArrayLike, d: ArrayLike, names: Sequence[str] | None = None) -> AffineSet:
         r"""$\{y : C y = d\}$, with C ``(..., m, n)`` and d ``(..., m)``. Each equality stays one row."""
+        if d is None:
+            raise ConstraintError("d is missing: an equality C y = d needs its right side.")
         rows, bound, weak = read_rows(C, d, "C", "d")
         labels = read_labels(names, rows.shape[-2])
         return cls._build(rows, bound, bound, labels, EQUAL * rows.shape[-2], weak)
@@ -296,11 +298,15 @@ class AffineSet:
 
     def to(self, *args: Any, **kwargs: Any) -> AffineSet:
         """The same set with another dtype or on another device; arguments as in ``torch.Tensor.to``."""
-        A, lower, upper = (t.to(*args, **kwargs) for t in (self._A, self._lower, self._upper))
         typed = "dtype" in kwargs or any(isinstance(arg, torch.dtype | Tensor) for arg in args)
-        metric = None if self._metric is None else self._metric.to(*args, **kwargs)
-        softness = None if self._softness is None else self._softness.map(lambda t: t.to(*args, **kwargs))
-        return self._build(A, lower, upper, self._labels, self._row_kinds, self._weak and not typed, metric, softness)
+        return self._map(lambda t: t.to(*args, **kwargs), self._weak and not typed)
+
+    def _map(self, change: Callable[[Tensor], Tensor], weak: bool) -> AffineSet:
+        """The same set with every tensor changed."""
+        A, lower, upper = change(self._A), change(self._lower), change(self._upper)
+        metric = None if self._metric is None else change(self._metric)
+        softness = None if self._softness is None else self._softness.map(change)
+        return self._build(A, lower, upper, self._labels, self._row_kinds, weak, metric, softness)
 
     def with_metric(self, metric: ArrayLike, *, diagonal: bool | None = None) -> AffineSet:
         r"""The same set, in which the nearest point is the one with the least $\|y - f\|_M = \sqrt{(y-f)^T M (y-f)}$.
@@ -354,17 +360,16 @@ class AffineSet:
         r"""The same set with rows that may give way; join it with hard rows by ``&``.
 
         Args:
-            weight: None: the rows give way only where the whole set is empty, and then by the least: the largest
-                violation, in their own units, is as small as the hard rows allow, then the next largest, and so on, so
-                that a row which can be kept is kept. Else the price of giving way,
-                positive, ``(..., m)`` or one number: the answer minimises
+            weight: None: the rows give way only where the whole set is empty. The largest violation, in their own
+                units, is made as small as the hard rows allow, then the next largest, and so on; a row that can be
+                kept is kept. A positive number or ``(..., m)``: the price of giving way. The answer minimises
                 $\tfrac12 \|y - f\|^2 + \tfrac12 \sum_i weight_i \, slack_i^2$ over the hard rows, with $slack_i$ the
                 violation of row i. Gradients reach it.
             when: with ``weight=None``, ``"nearest"`` makes the rows soft only if ``on_infeasible="nearest"`` is asked
                 for; else they are hard, and an empty set raises or is NaN.
 
-        An answer whose soft rows gave way has the status RELAXED. It is an answer, whatever `on_infeasible` is: that is
-        for hard rows that exclude each other, and in its least violation the soft ones have no say.
+        An answer whose soft rows gave way has the status RELAXED, whatever `on_infeasible` is: that applies if the hard
+        rows exclude each other, and soft rows are then ignored.
 
         >>> from caffnet import project
         >>> limits, wish = AffineSet.box(-1.0, 1.0, dim=1), AffineSet.box(3.0, None, dim=1)
@@ -445,18 +450,12 @@ class AffineSet:
         return self._build(self._A.to_dense(), *self._parts()[1:], self._metric, self._softness)
 
     def __deepcopy__(self, memo: dict) -> AffineSet:
-        A, lower, upper = (sparse.copy(t) for t in (self._A, self._lower, self._upper))
-        metric = None if self._metric is None else sparse.copy(self._metric)
-        softness = None if self._softness is None else self._softness.map(sparse.copy)
-        return self._build(A, lower, upper, self._labels, self._row_kinds, self._weak, metric, softness)
+        return self._map(sparse.copy, self._weak)
 
     def pin_memory(self, device: Any = None) -> AffineSet:
         """The same set in page-locked memory, as ``DataLoader(..., pin_memory=True)`` asks for."""
         given = () if device is None else (device,)
-        A, lower, upper = (t.pin_memory(*given) for t in (self._A, self._lower, self._upper))
-        metric = None if self._metric is None else self._metric.pin_memory(*given)
-        softness = None if self._softness is None else self._softness.map(lambda t: t.pin_memory(*given))
-        return self._build(A, lower, upper, self._labels, self._row_kinds, self._weak, metric, softness)
+        return self._map(lambda t: t.pin_memory(*given), self._weak)
 
     def expand(self, batch: torch.Size) -> AffineSet:
         """The same set for a batch of this shape. An A without batch axes stays shared."""
@@ -498,7 +497,7 @@ class AffineSet:
         here, point = self._facing(y)
         value = sparse.product(here.A, point)
         row = sparse.row_sizes(here.A)
-        size = 2 * row * point.abs().amax(-1, keepdim=True) if self.n else 0 * row
+        size = sparse.sizes_at(here.A, point, 2 * row * point.abs().amax(-1, keepdim=True)) if self.n else 0 * row
         share = tolerance.feasibility(here.dtype, self.n)
         above = value - here.upper - share * here.upper.abs()
         below = here.lower - value - share * here.lower.abs()

@@ -44,7 +44,11 @@ def as_tensors(**given: ArrayLike | None) -> tuple[dict[str, Tensor | None], boo
             strong[name] = tensor.dtype
     if len(set(strong.values())) > 1:
         types = ", ".join(f"{name} is {dtype}" for name, dtype in strong.items())
-        raise DtypeError(f"All parts of a constraint must share one number type, got {types}.")
+        name, dtype = next(iter(strong.items()))
+        raise DtypeError(
+            f"All parts of a constraint must share one number type, got {types}: convert one of them, as in "
+            f"torch.as_tensor({name}, dtype={next(t for t in strong.values() if t != dtype)})."
+        )
     dtype = next(iter(strong.values()), torch.float64)
     devices = {t.device for t in tensors.values() if t is not None and t.ndim}
     if len(devices) > 1:
@@ -94,12 +98,16 @@ def read_bound(bound: Tensor | None, A: Tensor, side: str) -> Tensor:
     if bound.ndim == 0:
         return bound.expand(m)
     if bound.shape[-1] != m:
-        hint = "A trailing axis of size 1 is removed with .squeeze(-1)."
+        hint = ""
         if m == 1 and bound.ndim == 1:
-            hint = "One bound per sample is written b.unsqueeze(-1)."
+            hint = " One bound per sample is written b.unsqueeze(-1)."
+        elif bound.shape[-2:] == (m, 1):
+            hint = " A trailing axis of size 1 is removed with .squeeze(-1)."
+        elif bound.shape[-1] == 1:
+            hint = f" One number for all rows of a sample is written b.expand(*b.shape[:-1], {m})."
         raise ConstraintError(
             f"The {side} bound must have shape (..., {m}), one entry for each row of A {tuple(A.shape)}, "
-            f"got {tuple(bound.shape)}. {hint}"
+            f"got {tuple(bound.shape)}.{hint}"
         )
     batch, axes = bound.shape[:-1], A.shape[:-2]
     if axes and len(batch) > len(axes):

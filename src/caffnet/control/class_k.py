@@ -87,7 +87,7 @@ class _Power:
         return self.rate * h.sign() * self._size(h) ** self.exponent
 
     def slope(self, h: Tensor) -> Tensor:
-        inside = torch.where(h == 0, 0.0, 1.0).to(h)
+        inside = (h != 0).to(h)
         return self.rate * self.exponent * inside * self._size(h) ** (self.exponent - 1)
 
     def curve(self, h: Tensor) -> Tensor:

@@ -1,0 +1,93 @@
+/* One sample: find the face, compute its point, repeat where rounding carried the point over another row. */
+#include "internal.h"
+
+/* Whether the face has rows that are nearly dependent: multipliers have few digits then. */
+FN int is_delicate(const Rows *s, const Face *face, double rank) {
+    if (is_direct(s)) return 0;
+    for (Index j = 0; j < face->k; j++) {
+        double left = face->R[(size_t)j * (size_t)outputs_of(s) + (size_t)j];
+        if (left * left < rank * s->squared[face->rows[j]]) return 1;
+    }
+    return 0;
+}
+
+/* Prove that y is the projection of g, up to t.optimal: for multipliers of the right sign the dual function
+   lambda (A g - b) - |A' lambda|^2 / 2 is at most half the squared distance of g to the set. */
+FN int is_nearest(Work *work, const double *g) {
+    const Rows *s = &work->rows;
+    Face *face = &work->face;
+    Index n = outputs_of(s), k = face->k;
+    double *lambda = face->multiplier, *y = work->y, bound = 0.0;
+    multipliers(s, face, 0, g, y);
+    for (Index j = 0; j < k; j++) lambda[j] = (j < face->base ? lambda[j] : larger(lambda[j], 0.0)) * face->sides[j];
+    for (Index c = 0; c < n; c++) {
+        Pair sum = {0.0, 0.0};
+        for (Index j = 0; j < k; j++)
+            sum = pair_add_product(sum, lambda[j], s->A[(size_t)face->rows[j] * (size_t)n + (size_t)c]);
+        bound -= 0.5 * (sum.high + sum.low) * (sum.high + sum.low);
+    }
+    Pair sum = {0.0, 0.0};
+    for (Index j = 0; j < k; j++) {
+        Index i = face->rows[j];
+        Pair value = {face->sides[j] > 0 ? -s->high[i] : -s->low[i], 0.0};
+        for (Index c = 0; c < n; c++) value = pair_add_product(value, s->A[(size_t)i * (size_t)n + (size_t)c], g[c]);
+        sum = pair_add_product(pair_add_product(sum, lambda[j], value.high), lambda[j], value.low);
+    }
+    bound = sqrt(larger(2.0 * (bound + sum.high + sum.low), 0.0));
+    double slack = work->t.feasibility * (largest(y, n) + largest(g, n));
+    return distance(y, g, n, 2.0) <= bound * (1.0 + work->t.optimal) + slack;
+}
+
+/* Find the sub-constraint of the answer; the number of its rows, CONFLICT or NOT_FOUND. */
+FN Index find_face(Work *work, int search, const int8_t *start) {
+    Index n = outputs_of(&work->rows), k = NOT_FOUND;
+    int moved = 0;
+    for (Index j = 0; j < n; j++) moved = moved || work->f[j] != work->g[j];
+    k = nearest_face(work, work->g, work->y, start);
+    if (k < 0) return k; /* no point at all */
+    if (!moved && (search == CAFFNET_ACTIVE || (search != CAFFNET_LITE && work->norm == 2.0))) return k;
+    if (search == CAFFNET_ACTIVE) k = nearer_face(work);
+    else {
+        for (Index i = 0; i < rows_of(&work->rows); i++) work->seed[i] = work->face.held[i];
+        k = enumerate(work, k, search == CAFFNET_LITE);
+        if (k < 0) { /* no candidate passes the test of the walk: the projection does */
+            rebuild_face(work, work->seed);
+            k = work->face.k;
+        }
+    }
+    work->flat = 0;
+    return k;
+}
+
+/* Search and settle; PROJECTED, WITHIN_TOL, REJECTED, or CONFLICT. */
+FN int project(Work *work, int search, const int8_t *start) {
+    Rows *s = &work->rows;
+    Index n = outputs_of(s);
+    int state = REJECTED;
+    if (s->boxed && search != CAFFNET_LITE && work->norm < 1e300) {
+        if (!box_point(work, search)) return CONFLICT;
+        round_point(work, work->y);
+        state = check(s, work->y, largest(work->y, n), work->face.held, 1);
+        forget_factors(work);
+        return state == CAFFNET_INSIDE ? CAFFNET_PROJECTED : state;
+    }
+    Index k = find_face(work, search, start);
+    if (k == CONFLICT) return CONFLICT;
+    if (k < 0) return REJECTED;
+    state = work->flat ? verify_point(work, work->g, 0.0) : settle_point(work, work->g, 0.0);
+    for (int again = 0; again < 20 && state == REJECTED; again++) {
+        /* A far g leaves an error of eps |g| along the flat, which may carry y over another row: project the near miss. */
+        double *goal = work->other;
+        copy(goal, work->y, n);
+        if (nearest_face(work, goal, work->y, NULL) < 0) {
+            copy(work->y, goal, n);
+            break;
+        }
+        state = settle_point(work, goal, 0.0);
+    }
+    int euclidean = work->norm == 2.0 && search != CAFFNET_LITE;
+    for (Index j = 0; j < n && euclidean; j++) euclidean = work->f[j] == work->g[j];
+    if (euclidean && state != REJECTED && is_delicate(s, &work->face, work->t.delicate) && !is_nearest(work, work->g))
+        state = CAFFNET_WITHIN_TOL;
+    return state == CAFFNET_INSIDE ? CAFFNET_PROJECTED : state;
+}
