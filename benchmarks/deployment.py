@@ -45,7 +45,7 @@ def median(values: list[float]) -> float:
 
 
 def compile_c(folder: Path, *flags: str) -> Path:
-    files = [str(folder / name) for name in ("test_policy.c", "policy.c", "policy_data.c", "kernel/kernel.c")]
+    files = [str(folder / name) for name in ("test_policy.c", "policy.c", "policy_data.c")]
     line = ["gcc", "-std=c11", *flags, "-ffp-contract=off", f"-I{folder}", f"-I{folder}/kernel", *files]
     subprocess.run([*line, "-o", str(folder / "test"), "-lm"], check=True)
     return folder / "test"
@@ -123,14 +123,13 @@ def runtime_step(model: CAffNet, x: Tensor, operators: str, folder: Path) -> flo
 def sizes(folder: Path) -> tuple[int, int]:
     """Bytes of code and data that a program gets with the policy, compiled for size, and of PolicyMemory."""
     objects = []
-    flags = ["gcc", "-std=c11", "-Os", "-ffp-contract=off", "-ffunction-sections", "-fdata-sections"]
-    for name in ("kernel/kernel.c", "policy.c", "policy_data.c"):
+    flags = ["gcc", "-std=c11", "-Os", "-ffp-contract=off"]
+    for name in ("policy.c", "policy_data.c"):
         objects.append(str(folder / f"{Path(name).stem}.o"))
         line = [*flags, f"-I{folder}", f"-I{folder}/kernel", "-c", str(folder / name), "-o", objects[-1]]
         subprocess.run(line, check=True)
     whole = str(folder / "whole.o")
-    entry = "-Wl,--gc-sections,-e,policy_project"
-    subprocess.run(["gcc", "-r", "-nostdlib", entry, "-o", whole, *objects], check=True)
+    subprocess.run(["gcc", "-r", "-nostdlib", "-o", whole, *objects], check=True)
     said = subprocess.run(["size", whole], capture_output=True, text=True).stdout.splitlines()[1].split()
     (folder / "ram.c").write_text(
         '#include <stdio.h>\n#include "policy.h"\nint main(void) { printf("%zu", sizeof(PolicyMemory)); }\n'

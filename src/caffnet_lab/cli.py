@@ -544,10 +544,13 @@ def control_report(
 
 @app.command()
 def export(
-    source: Annotated[str, typer.Argument(help="The record of a run, NAME.json, or a model in Python: module:name.")],
+    source: Annotated[
+        str, typer.Argument(help="The record of a run, NAME.json, or a model in Python: module:name or file.py:name.")
+    ],
     out: Annotated[Path, typer.Option(help="The folder (c, aot) or the file (onnx) to write.")],
     to: Annotated[str, typer.Option(help="c: plain C; onnx: ONNX Runtime; aot: C++ with libtorch.")] = "c",
     name: Annotated[str, typer.Option(help="c: begins the names of files and functions.")] = "policy",
+    operators: Annotated[str, typer.Option(help="onnx: caffnet, one operator; plain, standard operators.")] = "caffnet",
 ) -> None:
     """Write a trained model for machines without Python."""
     from caffnet import ConstraintError
@@ -558,6 +561,9 @@ def export(
 
     if to not in ("c", "onnx", "aot"):
         _fail(ConfigError(f"--to must be c, onnx or aot, got {to!r}."))
+    for option, value, usual, home in (("--name", name, "policy", "c"), ("--operators", operators, "caffnet", "onnx")):
+        if value != usual and to != home:
+            _fail(ConfigError(f"{option} is for --to {home}, got --to {to}."))
     (_check_file if to == "onnx" else _check_folder)("--out", out)
     try:
         model, inputs = load_source(source)
@@ -565,7 +571,7 @@ def export(
             written = to_c(model, out, inputs=inputs, name=name)
         elif to == "onnx":
             _make_folder(out.parent)
-            written = to_onnx(model, out, inputs=inputs)
+            written = to_onnx(model, out, operators=operators, inputs=inputs)
         else:
             written = to_aot(model, out, inputs=inputs)
     except (ConstraintError, ConfigError, CheckpointError, RecordError) as error:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from caffnet import AffineSet, CAffine, CAffNet, Prepared
 from caffnet_lab.experiments.config import ConfigError, RunConfig
@@ -16,6 +14,7 @@ from caffnet_lab.experiments.models import build_model
 from caffnet_lab.experiments.records import read_run
 from caffnet_lab.experiments.run import build_problem, checkpoint_path
 from caffnet_lab.experiments.training import train
+from caffnet_lab.lookup import NotFoundError, find_object
 
 _TESTED = 64  # samples for the test program of an export
 
@@ -25,24 +24,34 @@ def load_source(source: str) -> tuple[Any, Tensor | None]:
 
     Args:
         source: the record of a run (``results/records/NAME.json``), whose weights are in the checkpoints beside it; or
-            ``module:name``, a model, layer or set, or a function without arguments that makes one.
+            ``module:name`` or ``file.py:name``, a model, layer or set, or a function without arguments that makes one.
 
     Raises:
         ConfigError: there is no such thing, or it is not for export.
     """
     if source.endswith(".json"):
         return _load_run(Path(source))
-    module, _, name = source.partition(":")
-    if not module or not name:
-        raise ConfigError(f"SOURCE must be the record of a run, NAME.json, or module:name, got {source!r}.")
-    sys.path.insert(0, str(Path.cwd()))
+    if ":" not in source:
+        raise ConfigError(
+            f"SOURCE must be the record of a run, NAME.json, module:name or file.py:name, got {source!r}."
+        )
+    kinds = CAffNet | CAffine | AffineSet | Prepared
     try:
-        found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
+        model = find_object(source, "SOURCE")
+    except NotFoundError as error:
+        raise ConfigError(str(error)) from None
+    except ImportError as error:
         raise ConfigError(f"{source} cannot be imported: {error}.") from None
-    finally:
-        sys.path.pop(0)
-    model = found if isinstance(found, CAffNet | CAffine | AffineSet | Prepared) else found()
+    if callable(model) and not isinstance(model, kinds | nn.Module):
+        try:
+            model = model()
+        except TypeError as error:
+            raise ConfigError(f"{source} must be callable without arguments, to make a model: {error}.") from None
+    if not isinstance(model, kinds):
+        raise ConfigError(
+            f"{source} must be a CAffNet, a CAffine, a set, or a function that makes one, got {type(model).__name__}: "
+            "write CAffNet(network, constraint)."
+        )
     return model, None
 
 
@@ -51,7 +60,11 @@ def _load_run(path: Path) -> tuple[CAffNet, Tensor]:
     config = RunConfig(**read_run(path)["config"])
     weights = checkpoint_path(path.parent.parent, config)
     if not weights.exists():
-        raise ConfigError(f"The weights of {path} are not there: {weights}. Run the experiment again.")
+        again = f"caffnet run {config.task} --protocol {config.protocol} --method {config.method} --seed {config.seed}"
+        raise ConfigError(
+            f"The weights of {path} are not there: {weights}. They are not kept with the records. Train them again: "
+            f"move the record away, then {again}"
+        )
     problem = build_problem(config)
     learner = build_model(config.trained, problem)
     train(config.trained, problem, learner, weights)

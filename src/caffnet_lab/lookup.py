@@ -25,6 +25,14 @@ def find(place: str, what: str = "The constraint", kind: str = "x -> AffineSet")
     Raises:
         NotFoundError: with what came, what was expected, and what is there instead.
     """
+    found = find_object(place, what)
+    if not callable(found):
+        raise NotFoundError(f"{place} must be a function {kind}, got {type(found).__name__}.")
+    return found
+
+
+def find_object(place: str, what: str) -> Any:
+    """The object at a place, as in `find`."""
     source, _, name = place.rpartition(":")
     if not source or not name:
         raise NotFoundError(f"{what} must be given as module:name or file.py:name, got {place!r}.")
@@ -32,10 +40,7 @@ def find(place: str, what: str = "The constraint", kind: str = "x -> AffineSet")
     if not hasattr(module, name):
         there = ", ".join(key for key, value in vars(module).items() if callable(value) and not key.startswith("_"))
         raise NotFoundError(f"{source} has no {name!r}; it has {there or 'nothing to call'}.")
-    found = getattr(module, name)
-    if not callable(found):
-        raise NotFoundError(f"{place} must be a function {kind}, got {type(found).__name__}.")
-    return found
+    return getattr(module, name)
 
 
 def _from_file(path: Path) -> Any:

@@ -42,7 +42,7 @@ def test_a_run_as_c(run_folder: Path, tmp_path: Path):
     (record,) = (run_folder / "records").glob("*.json")
     done = call(record, "--out", tmp_path, "--name", "drive")
     assert done.exit_code == 0, done.output
-    files = [tmp_path / name for name in ("test_drive.c", "drive.c", "drive_data.c", "kernel/kernel.c")]
+    files = [tmp_path / name for name in ("test_drive.c", "drive.c", "drive_data.c")]
     command = ["cc", "-std=c11", "-O1", "-ffp-contract=off", f"-I{tmp_path}", f"-I{tmp_path}/kernel", *files]
     try:
         subprocess.run([*command, "-o", tmp_path / "test", "-lm"], check=True)
@@ -78,7 +78,7 @@ def test_a_model_in_a_module(tmp_path: Path, monkeypatch):
         "from caffnet import AffineSet\nbox = AffineSet.box(-1.0, 1.0, dim=2)\ndef make():\n    return box\n"
     )
     monkeypatch.chdir(tmp_path)
-    for source in ("policies:box", "policies:make"):
+    for source in ("policies:box", "policies:make", "policies.py:box"):
         done = call(source, "--out", tmp_path / "c")
         assert done.exit_code == 0, done.output
         assert (tmp_path / "c" / "policy.h").exists()
@@ -89,7 +89,18 @@ def test_a_model_in_a_module(tmp_path: Path, monkeypatch):
     ("arguments", "message"),
     [
         (["policy", "--out", "x"], "SOURCE must be the record of a run"),
-        (["nowhere:policy", "--out", "x"], "nowhere:policy cannot be imported"),
+        (["nowhere:policy", "--out", "x"], "There is no module 'nowhere' here; a file is given as nowhere.py:name."),
+        (
+            ["math:pi", "--out", "x"],
+            "math:pi must be a CAffNet, a CAffine, a set, or a function that makes one, got float",
+        ),
+        (
+            ["math:sin", "--out", "x"],
+            "math:sin must be callable without arguments, to make a model: math.sin() takes exactly one",
+        ),
+        (["os:getpid", "--out", "x"], "must be a CAffNet, a CAffine, a set, or a function that makes one, got int"),
+        (["a:b", "--out", "x", "--to", "onnx", "--name", "arm"], "--name is for --to c, got --to onnx"),
+        (["a:b", "--out", "x", "--operators", "plain"], "--operators is for --to onnx, got --to c"),
         (["missing.json", "--out", "x"], "missing.json"),
         (["a:b", "--out", "x", "--to", "tvm"], "--to must be c, onnx or aot, got 'tvm'"),
     ],

@@ -195,7 +195,64 @@ def test_an_empty_batch(tmp_path: Path):
     for name in ("fixed", "moving"):
         path = to_onnx(case(name), tmp_path / "net.onnx")
         value, status, violation = run(path, torch.zeros(0, 2))
-        assert len(value) == len(status) == len(violation) == 0
+        assert value.shape == (0, 2 if name == "fixed" else 3) and status.shape == violation.shape == (0,)
+
+
+@pytest.mark.parametrize("operators", ["caffnet", "plain"])
+def test_numbers_in_the_function_keep_their_digits(operators: str, tmp_path: Path):
+    def rows(x: Tensor) -> AffineSet:
+        low = torch.where(x > 0.1, x.clamp(0.1, 0.3), 0.2) - torch.full_like(x, 0.7)
+        return AffineSet.box(low, (0.4 + 0.1 * x.abs()) / 0.3 + x.new_full((2,), 0.1)) & AffineSet.inequality(
+            torch.ones(1, 2).to(x), (0.3 - x[..., :1]) ** 2
+        )
+
+    model = CAffNet(networks(2, 2)[0].double(), rows, on_infeasible="nan", search="full")
+    agree(to_onnx(model, tmp_path / "net.onnx", operators=operators), model, 2 * torch.randn(40, 2, dtype=DOUBLE))
+
+
+def test_a_model_that_raises_is_compared_where_it_has_an_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    empty_at_some = CAffine(lambda x: AffineSet.box(x, 0.5 + torch.zeros_like(x)))  # for x > 0.5
+    x = torch.randn(64, 2)
+    to_onnx(empty_at_some, tmp_path / "net.onnx", inputs=x)
+    break_the_operator(monkeypatch)
+    with pytest.raises(ConstraintError, match="the value in ONNX Runtime"):
+        to_onnx(empty_at_some, tmp_path / "net.onnx", inputs=x)
+    with pytest.warns(UserWarning, match="not compared with torch: none of the inputs has an answer"):
+        to_onnx(empty_at_some, tmp_path / "net.onnx", inputs=torch.full((4, 2), 2.0))
+
+
+def test_what_onnx_runtime_lacks_is_named_and_the_file_before_stays(tmp_path: Path):
+    layer = CAffine(lambda x: AffineSet.box(None, nn.functional.softplus(x)))
+    path = to_onnx(layer, tmp_path / "net.onnx", inputs=torch.randn(4, 2))
+    before = path.read_bytes()
+    with pytest.raises(ConstraintError, match=r"does not run the export: .*Softplus.*model\.float\(\)"):
+        to_onnx(layer, path, inputs=torch.randn(4, 2, dtype=DOUBLE))
+    assert path.read_bytes() == before and [file.name for file in tmp_path.iterdir()] == ["net.onnx"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "inputs", "message"),
+    [
+        (lambda x: AffineSet.box(None, x if x.sum() > 0 else -x), torch.randn(4, 2), "cannot trace the model: .*where"),
+        (
+            lambda x: AffineSet.box(None, torch.linalg.inv(x)[..., 0]),
+            torch.randn(4, 2, 2),
+            "cannot translate the model: .*inv",
+        ),
+        (lambda x: AffineSet.box(None, x), (torch.randn(4, 2), torch.randn(4)), "got tuple. A constraint of several"),
+    ],
+)
+def test_what_cannot_be_exported_is_named(rows, inputs, message: str, tmp_path: Path):
+    with pytest.raises(ConstraintError, match=message):
+        to_onnx(CAffine(rows), tmp_path / "net.onnx", inputs=inputs)
+    assert not list(tmp_path.iterdir())
+
+
+def test_inputs_that_the_network_cannot_read_are_refused(tmp_path: Path):
+    with pytest.raises(ConstraintError, match=r"cannot read inputs \(4, 3\) of torch.float32: mat1 and mat2"):
+        to_onnx(case("fixed"), tmp_path / "net.onnx", inputs=torch.randn(4, 3))
+    with pytest.raises(ConstraintError, match="is a folder: to_onnx writes one file"):
+        to_onnx(wedge, tmp_path)
 
 
 def test_a_graph_that_would_differ_from_torch_is_refused(tmp_path: Path):
@@ -260,22 +317,27 @@ def test_a_graph_without_the_library_says_what_is_missing(tmp_path: Path):
         onnxruntime.InferenceSession(str(path))
 
 
-def test_a_file_that_answers_otherwise_than_torch_is_refused_and_removed(tmp_path, monkeypatch):
-    translations = writer._translations
+def break_the_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on the operator is asked for 2 f."""
+    right = writer.translations
 
-    def doubled():
+    def doubled(kernel: bool):
         from onnxscript import opset18
 
-        ((operation, solve),) = translations().items()
+        solve = right(kernel)[torch.ops.caffnet.solve.default]
 
         @functools.wraps(solve)
         def wrong(f, *rest, **more):
             return solve(opset18.Add(f, f), *rest, **more)
 
-        return {operation: wrong}
+        return {torch.ops.caffnet.solve.default: wrong}
 
-    monkeypatch.setattr(writer, "_translations", doubled)
+    monkeypatch.setattr(writer, "translations", doubled)
+
+
+def test_a_file_that_answers_otherwise_than_torch_is_refused_and_removed(tmp_path, monkeypatch):
+    break_the_operator(monkeypatch)
     layer = CAffine(AffineSet.box(-1.0, 1.0, dim=2).to(torch.float64))
     with pytest.raises(ConstraintError, match="the value in ONNX Runtime"):
         to_onnx(layer, tmp_path / "wrong.onnx")
-    assert not (tmp_path / "wrong.onnx").exists()
+    assert not list(tmp_path.iterdir())

@@ -40,7 +40,7 @@ def weighing(x: torch.Tensor) -> AffineSet:
 def answers_of_c(model: CAffNet | CAffine, folder: Path, inputs: torch.Tensor | None = None) -> str:
     """What the test program of the export prints, built with every warning and under sanitizers."""
     to_c(model, folder, inputs=inputs)
-    files = [str(folder / file) for file in ("test_policy.c", "policy.c", "policy_data.c", "kernel/kernel.c")]
+    files = [str(folder / file) for file in ("test_policy.c", "policy.c", "policy_data.c")]
     flags = ["-std=c11", "-Wall", "-Wextra", "-Wconversion", "-Werror", "-ffp-contract=off", "-O1"]
     checks = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
     program = folder / "test"

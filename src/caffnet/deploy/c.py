@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import keyword
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from caffnet import tolerance
-from caffnet._kernel import native
+from caffnet._kernel import build, native
 from caffnet._solve.prepare import choose_search, count_subsets, subset_sizes
-from caffnet._solve.problem import Options
+from caffnet._solve.problem import CORES, Options
 from caffnet._solve.sparse import LARGE, is_sparse
 from caffnet.constraints import AffineSet
 from caffnet.deploy.assignments import number_text
@@ -47,6 +48,19 @@ _HEADERS = frozenset((
     "wchar", "wctype",
 ))
 # fmt: on
+#: Targets that CMake has itself, and the library that the program is linked with.
+_TARGETS = frozenset(("all", "clean", "help", "install", "m", "package", "rebuild_cache", "test"))
+
+
+@functools.cache
+def _words_of_kernel() -> frozenset[str]:
+    """Beginnings of names in the C files: NAME_step of a policy must not meet one, nor NAME_ROWS a macro."""
+    words: set[str] = set()
+    for file in sorted([*build.HERE.glob("*.c"), *build.HERE.glob("*.h")]):
+        for found in set(re.findall(r"[A-Za-z]\w*", file.read_text(encoding="utf-8"))):
+            parts = found.lower().split("_")
+            words.update("_".join(parts[:k]) for k in range(1, len(parts)))
+    return frozenset(words - {"policy"})
 
 
 def to_c(
@@ -91,8 +105,12 @@ def to_c(
         raise ConstraintError(
             f"name={name!r} is taken: {name}.h is a header that the files include. Choose another one."
         )
-    policy = _read(model, inputs)
+    if name in _TARGETS or name in _words_of_kernel():
+        raise ConstraintError(f"name={name!r} is taken: a word of CMake or of the kernel. Choose another one.")
     target = Path(folder)
+    if target.is_file():
+        raise ConstraintError(f"{target} is a file: to_c writes a folder, give it a name of its own.")
+    policy = _read(model, inputs)
     copy_kernel(target)
     files = {template: (SOURCES / template).read_text() for template in _TEMPLATES}
     files |= {
@@ -187,7 +205,7 @@ def _searched(set: AffineSet) -> dict[str, Tensor]:
         problem = price_slacks(flatten(set, set.A.new_zeros(*batch, set.n), None, batch), set, batch)
         assert problem.metric is not None
         parts = [problem.A, problem.lower, problem.upper, problem.metric]
-        parts = [t if batch or t.ndim == axes else t[0] for t, axes in zip(parts, native.CORES, strict=True)]
+        parts = [t if batch or t.ndim == axes else t[0] for t, axes in zip(parts, CORES[2:], strict=True)]
     return dict(zip(("A", "lower", "upper", "metric"), parts, strict=False))
 
 
@@ -196,13 +214,24 @@ def _status_instead(on_infeasible: str) -> str:
     return "nan" if on_infeasible == "raise" else on_infeasible
 
 
+def _names_at_one(rows: Callable[[Tensor], dict[str, Tensor]], x: Tensor) -> list[str]:
+    """The names of the tensors of the rows, asked for one sample."""
+    try:
+        return list(rows(x[0]))
+    except IndexError as error:
+        raise ConstraintError(
+            f"The function of the rows fails for one sample x of shape {tuple(x[0].shape)}: {error}. Write x[..., i], "
+            "not x[:, i]: it reads a sample and a batch alike."
+        ) from error
+
+
 def _write_rows(layer: CAffine, x: Tensor) -> list[str]:
     """The lines of C of rows that depend on the input, compared with torch at the samples."""
 
     def rows(at: Tensor) -> dict[str, Tensor]:
         return _searched(_in_full(layer.set_at(at)))
 
-    names = list(rows(x[0]))
+    names = _names_at_one(rows, x)
     program = StraightLine(lambda one: list(rows(one).values()), x[0])
     compare(program, lambda many: with_batch(rows(many).values(), len(many)), x, ", ".join(names))
     return ([] if "metric" in names else ["(void)metric;"]) + program.lines(names)

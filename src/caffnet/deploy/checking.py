@@ -50,8 +50,8 @@ def refuse_difference(
         sample, number = wrong.nonzero()[0].tolist()
         raise ConstraintError(
             f"The export would differ from torch at {int(wrong.any(-1).sum())} of {len(x)} inputs; at "
-            f"{_text(x[sample])}, number {number} of {what} is {torchs[sample, number]:.9g} in torch and "
-            f"{ours[sample, number]:.9g} in the export. The model must be made of torch operations, depend on its "
+            f"{_text(x[sample])}, number {number} of {what} is {torchs[sample, number]:.17g} in torch and "
+            f"{ours[sample, number]:.17g} in the export. The model must be made of torch operations, depend on its "
             "input alone (no random numbers, no counters) and give the same for one sample and for a batch."
         )
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import warnings
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +15,8 @@ from caffnet._kernel import native
 from caffnet._solve.problem import is_diagonal
 from caffnet._solve.tracing import plain_operations
 from caffnet.deploy.checking import refuse_difference
-from caffnet.deploy.program import Source, Traced, layer_of, read_source, samples_of
+from caffnet.deploy.program import Source, Traced, first_line, layer_of, read_source, samples_of
+from caffnet.deploy.translations import translations
 from caffnet.errors import ConstraintError
 
 OPERATORS = ("caffnet", "plain")
@@ -44,6 +45,9 @@ def to_onnx(model: Source, path: str | Path, *, operators: str = "caffnet", inpu
     """
     if operators not in OPERATORS:
         raise ConstraintError(f"operators must be one of {', '.join(OPERATORS)}, got {operators!r}.")
+    target = Path(path)
+    if target.is_dir():
+        raise ConstraintError(f"{target} is a folder: to_onnx writes one file, for example {target / 'model.onnx'}.")
     source = read_source(model, "to_onnx")
     if operators == "plain":
         metric = layer_of(source).set_at(samples_of(source, inputs)).metric
@@ -57,26 +61,44 @@ def to_onnx(model: Source, path: str | Path, *, operators: str = "caffnet", inpu
         raise ImportError("to_onnx needs onnx and onnxscript: pip install caffnet[export].") from None
     with plain_operations() if operators == "plain" else contextlib.nullcontext():
         traced = Traced(source, inputs, plain=operators == "plain")
-    with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")  # the exporter's own deprecations
-        written = torch.onnx.export(
-            traced.program,
-            traced.arguments,
-            dynamo=True,
-            input_names=list(traced.names),
-            output_names=["value", "status", "violation"],
-            custom_translation_table=_translations() if operators == "caffnet" else None,
-            verbose=False,
-        )
+    written = _translate(traced, operators)
+    beside = target.with_name(f".{target.name}.part")
+    try:
+        written.save(str(beside))
+        _compare_in_runtime(beside, traced)
+        beside.replace(target)  # a file that was there stays until the new one is known to be right
+    finally:
+        beside.unlink(missing_ok=True)
+    return target
+
+
+def _translate(traced: Traced, operators: str) -> torch.onnx.ONNXProgram:
+    """The graph in ONNX."""
+    names = logging.getLogger("torch.onnx._internal.exporter._registration")
+    level = names.level
+    try:
+        names.setLevel(logging.ERROR)  # it says that torchvision is not installed
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")  # the exporter's own deprecations
+            written = torch.onnx.export(
+                traced.program,
+                traced.arguments,
+                dynamo=True,
+                input_names=list(traced.names),
+                output_names=["value", "status", "violation"],
+                custom_translation_table=translations(kernel=operators == "caffnet"),
+                verbose=False,
+            )
+    except torch.onnx.errors.OnnxExporterError as error:
+        raise ConstraintError(
+            f"torch.onnx cannot translate the model: {first_line(error.__cause__ or error)} Use other operations in "
+            "the function of the rows, or choose to_aot."
+        ) from error
+    finally:
+        names.setLevel(level)
     assert written is not None
     written.model.metadata_props["caffnet_operators"] = operators
-    written.save(str(path))
-    try:
-        _compare_in_runtime(Path(path), traced)
-    except ConstraintError:
-        Path(path).unlink()
-        raise
-    return Path(path)
+    return written
 
 
 def _compare_in_runtime(path: Path, traced: Traced) -> None:
@@ -92,12 +114,23 @@ def _compare_in_runtime(path: Path, traced: Traced) -> None:
     x, given = traced.arguments[0], traced.arguments
     expected = traced.try_answers(given)
     if expected is None:
+        warnings.warn(
+            "The ONNX file was not compared with torch: none of the inputs has an answer. Pass inputs=, samples that "
+            "have one.",
+            stacklevel=3,
+        )
         return
     options = onnxruntime.SessionOptions()
     options.register_custom_ops_library(str(onnx_library()))
-    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     named = {name: t.detach().cpu().numpy() for name, t in zip(traced.names, given, strict=True)}
-    value = torch.from_numpy(session.run(["value"], named)[0]).to(x.device)
+    try:
+        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        value = torch.from_numpy(session.run(["value"], named)[0]).to(x.device)
+    except Exception as error:  # its classes have no common base
+        raise ConstraintError(
+            f"ONNX Runtime does not run the export: {first_line(error)} It lacks some operations in float64: convert "
+            "the model, model.float(), write the operation by others, or choose to_c or to_aot."
+        ) from error
     step = tolerance.exported(x.dtype)
     moved = (traced.try_answers([t + sign * step * t.abs().clamp_min(1) for t in given]) for sign in (1, -1))
     sides = [side[:1] for side in moved if side is not None]
@@ -111,80 +144,3 @@ def onnx_library() -> Path:
     ``onnxruntime.SessionOptions`` of a session. In C: ``RegisterCustomOpsLibrary_V2``.
     """
     return native.library_path()
-
-
-def _schema() -> Any:
-    """The operator that _kernel/onnx.c implements."""
-    from onnx.defs import OpSchema
-
-    one, real, numbers, sides = OpSchema.FormalParameter, "T", "tensor(double)", "tensor(int8)"
-    maybe = OpSchema.FormalParameterOption.Optional
-    text, whole = OpSchema.AttrType.STRING, OpSchema.AttrType.INT
-    return OpSchema(
-        "Solve",
-        "caffnet",
-        1,
-        inputs=[
-            *(one(name, real) for name in ("f", "A", "lower", "upper")),
-            one("numbers", numbers),
-            one("w", real, param_option=maybe),
-            one("metric", real, param_option=maybe),
-        ],
-        outputs=[one("value", real), one("status", sides), one("active", sides)],
-        type_constraints=[(real, ["tensor(float)", "tensor(double)"], "")],
-        attributes=[
-            OpSchema.Attribute("row_kinds", text),
-            OpSchema.Attribute("soft", text),
-            OpSchema.Attribute("search", whole),
-            OpSchema.Attribute("strict", whole),
-            OpSchema.Attribute("on_infeasible", text),
-        ],
-    )
-
-
-def _translations() -> dict[Any, Any]:
-    """Translation of the operation of exported graphs into ONNX."""
-    import numpy as np
-    import onnx
-    from onnxscript import opset18 as op
-    from onnxscript.values import Op, Opset
-
-    schema = _schema()
-    operator = Op(Opset(schema.domain, schema.since_version), schema.name, schema)
-
-    def solve(
-        f,
-        w,
-        A,
-        lower,
-        upper,
-        metric,
-        row_kinds: str,
-        labels: str,
-        batch_shape,
-        search: str,
-        norm: float,
-        strict: bool,
-        on_infeasible: str,
-        gradient: str,
-        budget: int,
-        tolerances,
-        soft: str,
-    ):
-        numbers = np.array([norm, *tolerances], dtype=np.float64)
-        return operator(
-            f,
-            A,
-            lower,
-            upper,
-            op.Constant(value=onnx.numpy_helper.from_array(numbers)),
-            w,
-            metric,
-            row_kinds=row_kinds,
-            soft=soft,
-            search=native.SEARCHES[search],
-            strict=int(strict),
-            on_infeasible=on_infeasible,
-        )
-
-    return {torch.ops.caffnet.solve.default: solve}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -10,8 +11,9 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from caffnet._kernel import build, native
+from caffnet._kernel import build
 from caffnet._solve.prepare import Prepared
+from caffnet._solve.problem import CORES, Status
 from caffnet.constraints import AffineSet
 from caffnet.control.barriers import GradientExportError
 from caffnet.deploy.checking import compare, refuse_difference
@@ -35,8 +37,17 @@ def read_source(source: Source, writer: str) -> CAffNet | CAffine:
     if isinstance(source, AffineSet | Prepared):
         source = CAffine(source)
     if not isinstance(source, CAffNet | CAffine):
-        raise ConstraintError(f"{writer} takes a CAffNet, a CAffine or an AffineSet, got {type(source).__name__}.")
+        raise ConstraintError(
+            f"{writer} takes a CAffNet, a CAffine or an AffineSet, got {type(source).__name__}: write "
+            "CAffNet(network, constraint) for a network with its rows, CAffine(constraint) for a filter of raw outputs."
+        )
     return source
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of a message, as a sentence."""
+    line = next(iter(str(error).strip().splitlines()), type(error).__name__).strip().rstrip(".!")
+    return f"{line}."
 
 
 def layer_of(model: CAffNet | CAffine) -> CAffine:
@@ -48,8 +59,13 @@ def samples_of(model: CAffNet | CAffine, inputs: Tensor | None) -> Tensor:
     """Inputs x ``(B, ...)``: those that were given, else random ones of the size that the first linear map reads."""
     if inputs is not None:
         if not isinstance(inputs, Tensor) or inputs.ndim < 2 or not len(inputs):
-            raise ConstraintError("inputs must be a tensor (B, ...) of at least one sample.")
-        return inputs.detach()
+            got = tuple(inputs.shape) if isinstance(inputs, Tensor) else type(inputs).__name__
+            raise ConstraintError(
+                f"inputs must be a tensor (B, ...) of at least one sample, got {got}. A constraint of several tensors "
+                "is exported as a function of one that holds them side by side: lambda z: constraint((z[..., :2], "
+                "z[..., 2]))."
+            )
+        return _readable(model, inputs.detach())
     layer = layer_of(model)
     if isinstance(model, CAffNet):
         first = next((part for part in model.backbone.modules() if isinstance(part, nn.Linear)), None)
@@ -62,6 +78,28 @@ def samples_of(model: CAffNet | CAffine, inputs: Tensor | None) -> Tensor:
         raise ConstraintError("The rows depend on the input: pass inputs=, samples (B, ...) of it.")
     stream = torch.Generator().manual_seed(0)
     return (2 * torch.randn(_SAMPLES, size, dtype=torch.float64, generator=stream)).to(like)
+
+
+def _readable(model: CAffNet | CAffine, x: Tensor) -> Tensor:
+    """The samples x, if the model can read them.
+
+    Raises:
+        ConstraintError: it cannot; with the reason.
+    """
+    training = model.training
+    try:
+        with torch.no_grad():
+            model.eval()
+            if isinstance(model, CAffNet):
+                model.raw(x)
+    except (RuntimeError, IndexError, TypeError) as error:
+        raise ConstraintError(
+            f"The network cannot read inputs {tuple(x.shape)} of {x.dtype}: {first_line(error)} Pass samples "
+            "(B, ...) of its input, in its number type."
+        ) from error
+    finally:
+        model.train(training)
+    return x
 
 
 def parts_of(set: AffineSet) -> list[Tensor]:
@@ -79,7 +117,7 @@ def rows_at(layer: CAffine, x: Tensor) -> list[Tensor]:
 
 def with_batch(parts: Iterable[Tensor], batch: int) -> list[Tensor]:
     """A, lower, upper and perhaps the metric, each with a batch axis."""
-    return [t.expand(batch, *t.shape[-axes:]) for t, axes in zip(parts, native.CORES, strict=False)]
+    return [t.expand(batch, *t.shape[-axes:]) for t, axes in zip(parts, CORES[2:], strict=False)]
 
 
 def outputs_around(set: AffineSet, x: Tensor) -> Tensor:
@@ -125,13 +163,41 @@ class _Layer(nn.Module):
 
 
 def _outputs(answer: Projection) -> tuple[Tensor, Tensor, Tensor]:
-    """Value, status and violation; that of shared rows by one product, which runtimes know for empty batches too."""
+    """Value, status and violation, by operations that runtimes know for empty batches too."""
     A, y = answer.set.A, answer.value
-    if A.ndim > 2 or y.ndim != 2 or not A.shape[0]:
+    if not A.shape[-2]:
         return y, answer.status, answer.violation
-    rows = y @ A.mT
+    if A.ndim > 2 or y.ndim != 2:
+        return y, answer.status, _largest(answer.set.violation(y))
+    rows = y @ A.mT  # shared rows by one product
     excess = torch.maximum(rows - answer.set.upper, answer.set.lower - rows).clamp_min(0)
-    return y, answer.status, excess.amax(-1)
+    return y, answer.status, _largest(excess)
+
+
+def _largest(t: Tensor) -> Tensor:
+    """The largest number of the last axis, from halves: ONNX Runtime's reduction of an empty batch keeps the axis."""
+    while t.shape[-1] > 1:
+        half = t.shape[-1] // 2
+        t = torch.cat([torch.maximum(t[..., :half], t[..., half : 2 * half]), t[..., 2 * half :]], -1)
+    return t.squeeze(-1)
+
+
+def _trace(module: nn.Module, arguments: tuple[Tensor, ...], shapes: Any = None) -> torch.export.ExportedProgram:
+    """The graph of a module.
+
+    Raises:
+        ConstraintError: torch cannot trace it.
+        GradientExportError: it holds derivatives of a barrier.
+    """
+    try:
+        return torch.export.export(module, arguments, dynamic_shapes=shapes)
+    except ConstraintError:
+        raise
+    except Exception as error:  # of many classes
+        raise ConstraintError(
+            f"torch.export cannot trace the model: {first_line(error)} Write a branch on numbers of x as "
+            "torch.where(condition, a, b), and numpy, .item() and Python's math by operations of torch."
+        ) from error
 
 
 class Traced:
@@ -144,7 +210,7 @@ class Traced:
 
     Attributes:
         module: x (or f, or f and x) to value, status and violation, in eval mode.
-        arguments: samples to call it with.
+        arguments: samples to call it with: those that have an answer, where the model raises for the others.
         names: of the arguments.
         program: the exported graph.
     """
@@ -160,13 +226,14 @@ class Traced:
             f = outputs_around(model.set_at(x), x).nan_to_num()
             given = {"f": f} if model.constraint is None else {"f": f, "x": x}
             self.module, self.arguments, self.names = _Layer(model), tuple(given.values()), tuple(given)
+        self.arguments = self._with_answers(self.arguments)
         training, layer = model.training, layer_of(model)
         self.straight = False  # the rows are a straight-line program: it was compared, and is rounded in its own way
         self.module.eval()
         try:
             any_batch: Any = tuple({0: torch.export.Dim.DYNAMIC} for _ in self.arguments)
             with torch.no_grad(), self._differentiated(layer, x):
-                self.program = torch.export.export(self.module, self.arguments, dynamic_shapes=any_batch)
+                self.program = _trace(self.module, self.arguments, any_batch)
             for node in self.program.graph.nodes:
                 refuse_random(node.target)
             if not (plain or self.straight):
@@ -210,7 +277,7 @@ class Traced:
                 return rows_at(layer, states)
 
         try:
-            traced = torch.export.export(Rows(), (x,))
+            traced = _trace(Rows(), (x,))
         except GradientExportError:
             return True
         for node in traced.graph.nodes:
@@ -224,6 +291,25 @@ class Traced:
         if expected is not None:
             found = self.program.module()(*self.arguments)
             refuse_difference(found, expected, self.arguments[0], "value, status and violation")
+
+    def _with_answers(self, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """The samples that have an answer, at least two; all of them if none has one, or the model does not raise."""
+        layer = layer_of(self._model)
+        before = layer._options, layer._definite
+        if layer._options.on_infeasible != "raise":
+            return arguments
+        layer._options, layer._definite = (
+            options and dataclasses.replace(options, on_infeasible="nan") for options in before
+        )
+        try:
+            answers = self.try_answers(arguments)
+        finally:
+            layer._options, layer._definite = before
+        if answers is None:
+            return arguments
+        good = (answers[1] != int(Status.INFEASIBLE)) & (answers[1] != int(Status.INVALID))
+        kept = tuple(t[good] for t in arguments)
+        return kept if good.sum() > 1 else tuple(torch.cat([t, t]) for t in kept) if good.any() else arguments
 
     def try_answers(self, arguments: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor] | None:
         """Value, status and violation by torch, without a warm start; None if one sample has no answer and raises."""

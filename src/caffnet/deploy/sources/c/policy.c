@@ -5,10 +5,15 @@
 #include <stddef.h>
 #include <string.h>
 
+/* The kernel, for sets of this size. */
+#define CAFFNET_OUTPUTS POLICY_SIZE
+#define CAFFNET_ROWS POLICY_ROWS
+#include "kernel/kernel.c"
+
 #if POLICY_HAS_NETWORK
 
 /* Eight sums side by side, for vector instructions; the order depends on n alone. */
-static policy_real dot(const policy_real *a, const policy_real *b, int n) {
+static policy_real sum_of_products(const policy_real *a, const policy_real *b, int n) {
     policy_real sum[8] = {0}, total;
     int j = 0;
     for (; j + 8 <= n; j += 8)
@@ -36,7 +41,7 @@ static void run_network(const PolicyLayer *layer, int count, const policy_real *
     for (int k = 0; k < count; k++, layer++) {
         policy_real *to = k + 1 == count ? y : line[k % 2];
         for (int i = 0; i < layer->outputs; i++)
-            to[i] = activate(dot(layer->weight + (ptrdiff_t)i * layer->inputs, x, layer->inputs) + layer->bias[i], layer->activation);
+            to[i] = activate(sum_of_products(layer->weight + (ptrdiff_t)i * layer->inputs, x, layer->inputs) + layer->bias[i], layer->activation);
         x = to;
     }
 }
@@ -88,7 +93,7 @@ static const policy_real *limited(const CaffnetBatch *given, PolicyMemory *memor
     int8_t status = CAFFNET_INVALID;
     batch.search = CAFFNET_ACTIVE, batch.strict = 0, batch.nearest = 1, batch.norm = 2.0;
     batch.w = NULL, batch.start = NULL, batch.value = memory->plain, batch.status = &status;
-    caffnet_solve(&batch, 0, 1, room);
+    NAME(caffnet_solve)(&batch, 0, 1, room);
     for (int j = 0; j < POLICY_OUTPUTS; j++) memory->plain[j] = f[j] - memory->plain[j];
     policy_real limit = (policy_real)POLICY_NULL_LIMIT * length_of(memory->plain), size = length_of(w);
     if (!(size > limit) || isinf(size)) return w;
@@ -100,6 +105,10 @@ static const policy_real *limited(const CaffnetBatch *given, PolicyMemory *memor
 static const policy_real *widened(const policy_real *outputs, policy_real *wide) {
     for (int j = 0; j < POLICY_SIZE; j++) wide[j] = j < POLICY_OUTPUTS ? outputs[j] : 0;
     return wide;
+}
+
+int64_t policy_workspace(void) {
+    return NAME(caffnet_workspace)(POLICY_SIZE, POLICY_ROWS, POLICY_SEARCH, POLICY_METRIC > 0);
 }
 
 int policy_project(PolicyMemory *memory, const policy_real *f, const policy_real *w, const policy_real *x, PolicyAnswer *answer) {
@@ -129,7 +138,7 @@ int policy_project(PolicyMemory *memory, const policy_real *f, const policy_real
     batch.start = POLICY_WARM ? memory->start : NULL;
     batch.value = value, batch.status = &status, batch.active = answer->active, batch.choice = memory->choice;
     if (POLICY_NULL_LIMIT > 0 && w) batch.w = limited(&batch, memory, room);
-    caffnet_solve(&batch, 0, 1, room);
+    NAME(caffnet_solve)(&batch, 0, 1, room);
     if (POLICY_WARM) memcpy(memory->start, answer->active, POLICY_ROWS);
     for (int j = 0; j < POLICY_SIZE; j++) {
         if (j < POLICY_OUTPUTS) answer->value[j] = value[j];

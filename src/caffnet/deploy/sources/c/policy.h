@@ -48,6 +48,9 @@ int policy_project(PolicyMemory *memory, const policy_real *f, const policy_real
 int policy_step(PolicyMemory *memory, const policy_real *x, const policy_real *nominal, PolicyAnswer *answer);
 #endif
 
+/* The bytes that the kernel in this folder works in: POLICY_WORKSPACE, if all files were written together. */
+int64_t policy_workspace(void);
+
 #if !POLICY_FIXED
 /* The rows at x: A (POLICY_ROWS, POLICY_SIZE), lower and upper (POLICY_ROWS,), and the metric (POLICY_METRIC,). */
 void policy_rows(const policy_real *x, policy_real *A, policy_real *lower, policy_real *upper, policy_real *metric);

@@ -30,7 +30,7 @@ static int run(int k, PolicyAnswer *answer) {
 int main(int arguments, char **argument) {
     int failed = 0;
     PolicyAnswer answer;
-    if (caffnet_workspace(POLICY_SIZE, POLICY_ROWS, POLICY_SEARCH, POLICY_METRIC > 0) > POLICY_WORKSPACE) {
+    if (policy_workspace() > POLICY_WORKSPACE) {
         puts("the workspace is too small for this kernel");
         return 1;
     }
