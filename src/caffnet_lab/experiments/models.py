@@ -83,4 +83,8 @@ def _feedforward(config: RunConfig, problem: Problem, n_out: int | None = None) 
         for layer in (module for module in network.double() if isinstance(module, nn.Linear)):
             layer.reset_parameters()
             nn.init.xavier_normal_(layer.weight)
+    if problem.starts_at_zero:
+        last = [module for module in network if isinstance(module, nn.Linear)][-1]
+        nn.init.zeros_(last.weight)
+        nn.init.zeros_(last.bias)
     return network if problem.encoder is None else nn.Sequential(problem.encoder, network)

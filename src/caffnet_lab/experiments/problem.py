@@ -17,9 +17,7 @@ from torch import Tensor, nn
 
 from caffnet import AffineSet, Prepared, prepare
 from caffnet.constraints import BOTH, EQUAL, LOWER, UPPER
-
-#: A violation above this counts in the paper's "Num (%)" column.
-COUNTED = 1e-6
+from caffnet_lab.experiments.shape import COUNTED
 
 
 class Loss(NamedTuple):
@@ -61,6 +59,7 @@ class Problem(abc.ABC):
         shared_rows: whether `A` is the same for all inputs, and only the bounds differ.
         encoder: what a network sees of an input; None for the input itself.
         correction_rate: of DC3's corrections, as published: 1e-7, for power flow 1e-4.
+        starts_at_zero: whether the raw output of an untrained network is zero: then it learns a correction.
     """
 
     name: str
@@ -69,6 +68,7 @@ class Problem(abc.ABC):
     train: Tensor
     test: Tensor
     correction_rate: float = 1e-7
+    starts_at_zero: bool = False
     encoder: nn.Module | None = None
     shared_rows: bool = False
 

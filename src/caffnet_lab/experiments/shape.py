@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 LONGEST = 300  # characters of a text
 SHOWN = 60  # characters of a value in a message
 HUGE = 1e100  # beyond, numbers cannot be averaged or drawn: their squares overflow
+COUNTED = 1e-6  # a violation above this counts in the paper's "Num (%)" column
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,14 +14,15 @@ STARTS = ("none", "zero", "random")
 OTHERS = ("caffnet-ff-each", "post-hoc", "repair")
 #: Settings that go with w: how fast it learns, and widths, so that one network is as large as two.
 OF_W = ("null_rate", "hidden", "feedforward")
+DIVERGED = 1e3  # times the best seed: a figure beyond that is no result of training
 NOTE = (
     "Lower is better. opt: the largest distance of the mean objective to IPOPT's over the seeds; pwc: the mean MSE; "
     "cbf: the largest cost; with the number of seeds, and in square brackets how the sizes of the networks and the "
     "rate of w differ from the protocol's. “A w for every choice of rows” follows a remark of the paper, by "
     "enumeration and with the exact gradient. In the last two columns f is a soft network, trained and then frozen: "
     "projected as it is, or with w trained alone (`caffnet run opt --protocol ours --method repair`). Rows of the "
-    "yardsticks: the mean of the main figure of the task (gap in percent, error, cost), with the tangent gradient; "
-    "the tables seed by seed say whether a difference is significant."
+    "yardsticks: the mean of the main figure of the task (gap in percent, error, cost), with the tangent gradient, "
+    "over the seeds that did not diverge; the tables seed by seed say whether a difference is significant."
 )
 
 
@@ -89,11 +90,23 @@ def _figure(group: Group | None, best: dict[int, float]) -> Cell:
     return Cell(figure, remark=f", {len(values)} seed{'s' * (len(values) > 1)}{size}")
 
 
+def _over_seeds(values: list[float]) -> Cell:
+    """Mean and deviation of a figure, and how many seeds diverged: these are not in the mean.
+
+    >>> cell = _over_seeds([0.5, 0.7, 3e9])
+    >>> cell.mean, cell.remark
+    (0.6, ', 1 of 3 seeds diverged')
+    """
+    kept = [value for value in values if value <= max(1.0, abs(min(values))) * DIVERGED]
+    lost = len(values) - len(kept)
+    return Cell(*mean_and_spread(kept), remark=f", {lost} of {len(values)} seeds diverged" if lost else "")
+
+
 def _yardstick_rows(groups: list[Group]) -> list[tuple[Cell, ...]]:
     rows = []
     for task, (column, _) in JUDGED.items():
         plain = {g.method: g for g in reversed(groups) if g.task == task and not g.changes}
         if "orthogonal" in plain and "caffnet-ff" in plain:
-            cells = [Cell(*mean_and_spread(plain[name].values(column))) for name in ("orthogonal", "caffnet-ff")]
+            cells = [_over_seeds(plain[name].values(column)) for name in ("orthogonal", "caffnet-ff")]
             rows.append((Cell(text=f"{task}: CAffNet-FF"), *cells, EMPTY, EMPTY, EMPTY, EMPTY))
     return rows

@@ -9,6 +9,7 @@ from matplotlib.patches import Ellipse
 from caffnet_lab.experiments.config import UNTRAINED
 from caffnet_lab.experiments.report.figures import COLOURS, DASHED, STYLE, lowest_losses
 from caffnet_lab.experiments.report.groups import Group, main_groups, title_of
+from caffnet_lab.experiments.report.yardsticks import breaks_rows
 from caffnet_lab.experiments.shape import is_number
 from caffnet_lab.experiments.yardsticks.tasks import DRIVES, ELLIPSES, FORECASTS
 
@@ -31,11 +32,11 @@ def yardstick_figures(groups: list[Group]) -> dict[str, tuple[str, Figure]]:
                 f"that break some row by more than 1e-6. Gaps below {LEAST:g} % are drawn there."
             )
             drawn["gaps"] = (caption, gaps)
-        losses = loss_over_time(groups)
+        losses = loss_by_epoch(groups)
         if losses is not None:
             caption = (
-                "Training loss above the lowest of all methods, over the seconds of training, first seed; the losses "
-                "of NN, DC3 and FSNet have their penalties in them."
+                "Training loss above the lowest of the methods that keep the rows, first seed; dashed: methods that "
+                "break some row, whose losses have penalties in them. The table of speeds compares the time of epochs."
             )
             drawn["loss"] = (caption, losses)
         for name, caption, draw in (
@@ -45,7 +46,12 @@ def yardstick_figures(groups: list[Group]) -> dict[str, tuple[str, Figure]]:
                 "the order of the optimum's; what lies outside is broken.",
                 dispatched_flows,
             ),
-            ("forecasts", "The bottom series that is most often zero, one step ahead, in the test times.", forecasts),
+            (
+                "forecasts",
+                "The bottom series with the most zeros in the test times, one step ahead: what it was, the base "
+                "forecasts and what the methods make of them.",
+                forecasts,
+            ),
             ("paths", "The way of the axle from eight test starts, and the ellipses; first seed.", paths),
         ):
             figure = draw(groups)
@@ -75,26 +81,29 @@ def gap_distribution(groups: list[Group]) -> Figure | None:
     return figure
 
 
-def loss_over_time(groups: list[Group]) -> Figure | None:
-    """The training loss, in which soft rows have their penalty, against the time that its epochs took."""
+def loss_by_epoch(groups: list[Group]) -> Figure | None:
+    """The training loss by epoch, with the penalty of soft rows. Not over seconds: the runs shared machines."""
     shown = [group for group in groups if group.method not in (*UNTRAINED, "post-hoc")]
     shown = [group for group in shown if group.records[0]["training"]["history"]["epoch"]]
     if not shown:
         return None
-    lowest = min(lowest_losses(shown).values())
+    keep = [group for group in shown if not breaks_rows(group)]
+    lowest = min(lowest_losses(keep or shown).values())
     figure = Figure(figsize=(6.4, 3.0), layout="constrained")
     ax = figure.subplots()
     for group in shown:
-        training = group.records[0]["training"]
-        each = training["seconds"] / max(group.epochs, 1)
-        pairs = zip(training["history"]["epoch"], training["history"]["loss"], strict=True)
-        points = [((epoch + 1) * each, loss - lowest) for epoch, loss in pairs if is_number(loss)]
-        above = [(seconds, loss) for seconds, loss in points if loss > LEAST_LOSS]
-        dashes = DASHED.get(group.method, "-")
-        ax.plot(*zip(*above, strict=True), color=COLOURS[group.method], label=_short_title(group), linestyle=dashes)
+        history = group.records[0]["training"]["history"]
+        pairs = zip(history["epoch"], history["loss"], strict=True)
+        points = [(epoch + 1, loss - lowest) for epoch, loss in pairs if is_number(loss)]
+        above = [(epoch, loss) for epoch, loss in points if loss > LEAST_LOSS]
+        if not above:  # below the reference from the first epoch on: the rows are broken
+            continue
+        dashes = "--" if breaks_rows(group) else "-"
+        alone = "o" if len(above) == 1 else None
+        line = {"color": COLOURS[group.method], "linestyle": dashes, "marker": alone}
+        ax.plot(*zip(*above, strict=True), label=_short_title(group), **line)
     ax.set_yscale("log")
-    ax.set_xscale("log")
-    ax.set_xlabel("Seconds")
+    ax.set_xlabel("Epoch")
     ax.set_ylabel("Training loss above the lowest")
     figure.legend(loc="outside right upper")
     return figure

@@ -25,7 +25,8 @@ from torch import Tensor, nn
 from caffnet import AffineSet, project
 from caffnet.constraints import LOWER
 from caffnet.methods import Method
-from caffnet_lab.experiments.problem import COUNTED, Evaluation, Loss, Problem, penalty_of, violation_metrics
+from caffnet_lab.experiments.problem import Evaluation, Loss, Problem, penalty_of, violation_metrics
+from caffnet_lab.experiments.shape import COUNTED
 from caffnet_lab.experiments.yardsticks.data import find
 from caffnet_lab.experiments.yardsticks.hierarchy import base_forecasts, read_hierarchy, shrunk_covariance
 
@@ -61,6 +62,8 @@ class ForecastProblem(Problem):
     """
 
     shared_rows = True
+    starts_at_zero = True
+    correction_rate = 1e-3  # of rows of length one
 
     def __init__(self, name: str, seed: int = 0):
         super().__init__()
@@ -100,10 +103,11 @@ class ForecastProblem(Problem):
         self.train, self.valid, self.test = torch.cat([inputs[0], later[0]], -1), inputs[1], inputs[2]
 
     def build_set(self, x: Tensor) -> AffineSet:
-        """``R⁻¹ z >= 0``, whatever the input."""
+        """``R⁻¹ z >= 0``, whatever the input; rows of length one, so that penalties are of the size of the errors."""
         del x
         zero = self.unroot.new_zeros(self.n_out)
-        return AffineSet.from_parts(self.unroot, zero, zero + math.inf, None, LOWER * self.n_out)
+        rows = nn.functional.normalize(self.unroot, dim=-1)
+        return AffineSet.from_parts(rows, zero, zero + math.inf, None, LOWER * self.n_out)
 
     def base_at(self, x: Tensor) -> Tensor:
         """The base forecasts of inputs, ``(..., n)``."""

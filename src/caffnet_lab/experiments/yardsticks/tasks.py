@@ -43,8 +43,11 @@ EPOCHS = {
     **{"dc3-simple": 40, "dc3-nonconvex": 80, "hardnet-opt": 40, "snarenet-noncvx": 60},
     **dict.fromkeys(GRIDS, 20),
     "hardnet-cbf": 40,
-    **{"forecast-tourismsmall": 6, "forecast-labour": 6, "forecast-wiki2": 2},  # longer, they learn the past by heart
+    **dict.fromkeys(FORECASTS, 2),  # longer, they learn the past by heart
 }
+#: Of five rates from 1e-5 to 1e-3, the one with the lowest error on the validation inputs. A correction is of little
+#: use there: the error is .93 (labour) and 1.000 (both others) of that without a network.
+FORECAST_RATE = {"forecast-tourismsmall": 1e-5, "forecast-labour": 1e-3, "forecast-wiki2": 1e-5}
 QUICK_EPOCHS = dict.fromkeys(YARDSTICKS, 1)
 
 
@@ -59,7 +62,7 @@ def settings(task: str, method: str) -> dict[str, Any]:
         # The answers of a linear program are vertices, and a step of f from one to the next has a kink.
         found |= {"batch": 50, "hidden": 200, "activation": "relu"}
     if task in FORECASTS:
-        found |= {"batch": 50, "hidden": 50}
+        found |= {"batch": 50, "hidden": 50, "learning_rate": FORECAST_RATE[task]}
     if task in DRIVES:
         found |= {"batch": 100, "hidden": 200, "penalty_weight": 1.0}
     if method in ("dc3", "fsnet", "rayen") and task not in DRIVES:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from caffnet.methods import Method
-from caffnet_lab.experiments.problem import COUNTED, Evaluation, Loss, Problem, penalty_of, violation_metrics
+from caffnet_lab.experiments.problem import Evaluation, Loss, Problem, penalty_of, violation_metrics
+from caffnet_lab.experiments.shape import COUNTED
 from caffnet_lab.experiments.yardsticks.gaps import gap_curve, gap_metrics
 
 
