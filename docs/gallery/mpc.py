@@ -141,7 +141,7 @@ assert results["layer"][1].max() < 1e-12
 
 with tempfile.TemporaryDirectory() as folder:
     to_c(policy, folder, name="robot", inputs=begin)
-    sources = [str(path) for path in Path(folder).glob("*.c")] + [str(Path(folder) / "kernel" / "kernel.c")]
+    sources = [str(path) for path in Path(folder).glob("*.c")]
     program = str(Path(folder) / "test")
     subprocess.run(["cc", "-O2", "-I", folder, "-I", f"{folder}/kernel", *sources, "-o", program, "-lm"], check=True)
     done = subprocess.run([program, "2000" if quick else "200000"], capture_output=True, text=True, check=True)

@@ -39,7 +39,7 @@ class Allocation(lightning.LightningModule):
     def judge(self, x, target):
         """The answer, which samples have one, and the loss over those: the values of the others are NaN."""
         answer = self.model.project(x)
-        usable = (answer.status != Status.INFEASIBLE) & (answer.status != Status.INVALID)
+        usable = answer.answered
         return answer, usable, (answer.value[usable] - target[usable]).square().mean()
 
     def configure_optimizers(self):

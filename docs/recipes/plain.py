@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from caffnet import AffineSet, CAffNet, FeedForward, Status
+from caffnet import AffineSet, CAffNet, FeedForward
 
 
 def limits(x):
@@ -30,7 +30,9 @@ def main(checkpoint: Path, epochs: int) -> None:
     for epoch in range(start, epochs):
         for batch in torch.randperm(len(x)).split(64):
             answer = model.project(x[batch])
-            usable = (answer.status != Status.INFEASIBLE) & (answer.status != Status.INVALID)
+            usable = answer.answered
+            if not usable.any():
+                continue
             loss = (answer.value[usable] - target[batch][usable]).square().mean()
             optimiser.zero_grad()
             loss.backward()
