@@ -4,6 +4,7 @@ Use ``on_infeasible="nan"`` or ``"nearest"`` where empty sets can occur: an erro
 waiting.
 """
 
+import gc
 import os
 
 import torch
@@ -31,8 +32,7 @@ class Answer(torch.nn.Module):
         return answer.value, answer.status
 
 
-def main() -> None:
-    dist.init_process_group("gloo")  # "nccl" on GPUs
+def train() -> None:
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // dist.get_world_size()))
     torch.manual_seed(0)  # the same weights everywhere
     model = CAffNet(FeedForward(2, 3, hidden=64), limits, gradient="tangent", on_infeasible="nan")
@@ -59,6 +59,12 @@ def main() -> None:
         assert limits(x[1:]).contains(model(x[1:])).all()
     if dist.get_rank() == 0:
         print(f"{dist.get_world_size()} processes, the same weights, all rows hold")
+
+
+def main() -> None:
+    dist.init_process_group("gloo")  # "nccl" on GPUs
+    train()
+    gc.collect()  # DistributedDataParallel, a reference cycle, holds the group: its threads must end before Python does
     dist.destroy_process_group()
 
 
