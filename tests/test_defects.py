@@ -942,3 +942,51 @@ def test_a_bound_of_one_output_holds_exactly_at_the_tip_of_a_thin_cone():
     answer = project(f, set)
     assert answer.value[0] == 0.0 and set.contains(answer.value)
     assert torch.equal(project(answer.value, set).value, answer.value)
+
+
+@pytest.mark.parametrize("options", [{}, {"strict": True}, {"search": "lite"}, {"norm": 1}, {"metric": [2.0, 1.0]}])
+def test_a_bound_at_the_wrong_infinity_excludes_every_point(options: dict):
+    """y_1 + y_2 <= -inf: the allowance for rounding was infinite too, so every f was accepted."""
+    f = torch.tensor([[2.0, 0.5], [0.1, 0.2]])
+    for set in (AffineSet.inequality([[1.0, 1.0]], [-INF]), AffineSet([[1.0, 1.0]], INF, INF)):
+        answer = project(f, set, on_infeasible="nearest", **options)
+        assert (answer.status == Status.INFEASIBLE).all() and answer.value.isfinite().all()
+        with pytest.raises(InfeasibleError, match="row 0"):
+            project(f, set, **options)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # of torch's own forward mode
+def test_soft_rows_that_give_way_have_derivatives_under_vmap():
+    """`one_hot` looks at numbers, which vmap refuses."""
+    S = AffineSet.inequality(torch.tensor([[1.0, 1.0], [-1.0, -1.0]], dtype=torch.float64), [1.0, -2.0]).soft()
+    f = torch.tensor([[2.0, 0.5], [0.1, 2.0]], dtype=torch.float64)
+    alone = torch.stack([torch.autograd.functional.jacobian(lambda x: project(x, S).value, f[i]) for i in range(2)])
+    assert (project(f, S).status == Status.RELAXED).all()
+    for jacobian in (torch.func.jacrev, torch.func.jacfwd):
+        torch.testing.assert_close(torch.func.vmap(jacobian(lambda x: project(x, S).value))(f), alone)
+    slope = torch.func.vmap(torch.func.grad(lambda x: project(x, S, gradient="tangent").value.square().sum()))(f)
+    leaf = f.clone().requires_grad_()
+    project(leaf, S, gradient="tangent").value.square().sum().backward()
+    torch.testing.assert_close(slope, leaf.grad)
+
+
+def test_arguments_of_the_wrong_kind_are_named():
+    box, f = AffineSet.box(0.0, 1.0, dim=2), torch.tensor([[2.0, 0.5]])
+    for name in ("search", "on_infeasible", "gradient"):
+        with pytest.raises(ConstraintError, match=rf"^{name} must be one of"):
+            project(f, box, **{name: ["full"]})
+    assert torch.equal(project(f, box, norm=10**400).value, project(f, box, norm=INF).value)
+    for start in (f.to(torch.complex64), f.to("meta"), f.to_sparse()):
+        with pytest.raises(ConstraintError, match=r"^start must have shape"):
+            project(f, box, start=start)
+    with pytest.raises(ConstraintError, match=r"^names must be a list .* got generator"):
+        AffineSet.box(0.0, 1.0, dim=2, names=(str(i) for i in range(2)))  # pyright: ignore
+    with pytest.raises(ConstraintError, match=r"^A cannot be read"):
+        AffineSet.inequality([[10**400]], [1.0])
+    with pytest.raises(ConstraintError, match=r"^f \+ w must be finite, got inf at w\[0\]"):
+        project(torch.full((2,), 3e38), box, torch.full((2,), 3e38))
+    for measure in (box.violation, box.contains):
+        with pytest.raises(ConstraintError, match=r"^y cannot be read"):
+            measure("x")
+        with pytest.raises(ConstraintError, match=r"^y must be a dense tensor, got a sparse one"):
+            measure(f.to_sparse())
