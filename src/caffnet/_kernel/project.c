@@ -2,8 +2,9 @@
 #include "internal.h"
 
 /* Whether the answer for g has to be checked. Its multipliers have few digits where rows of the face are nearly dependent; its
-   rounding, divided by what is left of such a row, may count beside a short distance; and a search that exchanged rows for
-   others that depend on them in the digits of float32 only may have ended at the wrong rows. */
+   rounding, divided by what is left of such a row, may count beside a short distance (a tenth that is left costs one digit: the
+   rounding of the point itself is no less); and a search that exchanged rows for others that depend on them in the digits of
+   float32 only may have ended at the wrong rows. */
 FN int is_delicate(const Work *work, const double *g) {
     const Rows *s = &work->rows;
     const Face *face = &work->face;
@@ -12,7 +13,7 @@ FN int is_delicate(const Work *work, const double *g) {
     if (work->exchanged) return 1;
     double rounding = work->t.search * (largest(work->y, n) + largest(g, n));
     double allowed = work->t.optimal * distance(work->y, g, n, 2.0), share = rounding < allowed ? rounding / allowed : 1.0;
-    double rank = larger(work->t.delicate, share * share);
+    double rank = larger(work->t.delicate, smaller(share * share, CANCELLATION_OF_DROP));
     for (Index j = 0; j < face->k; j++) {
         double left = face->R[(size_t)j * (size_t)n + (size_t)j];
         if (left * left < rank * s->squared[face->rows[j]]) return 1;
