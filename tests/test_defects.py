@@ -18,6 +18,7 @@ from torch import Tensor
 import caffnet
 from caffnet import AffineSet, CAffine, ConstraintError, InfeasibleError, Status, project
 from caffnet._solve.tracing import plain_operations
+from helpers import nearest_exactly
 
 INF = float("inf")
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(caffnet.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
@@ -833,3 +834,159 @@ def test_rows_that_meet_far_away_by_rounding_exclude_each_other_in_a_metric_too(
     set, f = hard & soft, torch.tensor([0.9625551211367049, 0.8606134677229611, -0.7090829161856489]).double()
     for given in (set, set.with_metric([[4.0, -2.0, -2.0], [-2.0, 5.0, 3.0], [-2.0, 3.0, 6.0]])):
         assert project(f, given, on_infeasible="nan").status == Status.INFEASIBLE
+
+
+def test_a_compromise_that_rounding_moves_far_is_not_taken():
+    """Row 0 and row 1 contradict each other by 1e600 in scaled numbers: the compromise was 1.8e308 and broke row 3."""
+    A = [[5e-324, 0.0, 0.0], [-4.0, 0.0, 0.0], [0.0, -4.0, -3.875], [-1.0, 2.0, 1.0]]
+    upper = [1e308, 0.0, 0.0, 1e308]
+    set = AffineSet(torch.tensor(A, dtype=torch.float64), [-INF, -INF, -INF, -4.0], upper)
+    f = torch.tensor([-4.0, -4.0, -4.0], dtype=torch.float64)
+    w = torch.tensor([-4.0, 1.3789130657754968e216, 0.0], dtype=torch.float64)
+    answer, full = (project(f, set, w, search=search) for search in ("paper", "full"))
+    assert answer.status == Status.PROJECTED and set.contains(answer.value).all()
+    assert (answer.value - f).abs().max() <= (full.value - f).abs().max()
+
+
+NEARLY_PARALLEL = {
+    "double": (
+        torch.float64,
+        [
+            [-0.565235512325145, 1.200541762087252, -0.23158031337753862, 0.2897676486801132],
+            [0.5655153958945824, -1.2004742390091754, 0.23159570838904675, -0.2897522629129372],
+            [0.5650919176757533, -1.2006083868966333, 0.23136763168357588, -0.2895282395187515],
+            [-0.56519844189635, 1.2005939163853625, -0.2313613308816692, 0.2897065876753945],
+        ],
+        [1.4417332079778558, -1.4418300239184587, -1.442396503604489, 1.4420526611026492],
+        [-0.6304561113228221, 1.5475450783908977, 0.5836393073517305, -2.1995463797134938],
+    ),
+    "single": (
+        torch.float32,
+        [
+            [-0.3734094798564911, -0.30015742778778076, -2.8084938526153564, -0.705109715461731],
+            [0.373406320810318, 0.300162672996521, 2.8084943294525146, 0.7051143050193787],
+            [0.3734147250652313, 0.30017247796058655, 2.808497905731201, 0.7051148414611816],
+            [0.3733963370323181, 0.30015838146209717, 2.808493137359619, 0.7051066160202026],
+            [-0.37340354919433594, -0.3001498281955719, -2.8085014820098877, -0.7051082253456116],
+            [-0.7026854157447815, 1.2989674806594849, -1.1944751739501953, 0.14597702026367188],
+        ],
+        [
+            0.3971043527126312,
+            -0.3971109986305237,
+            -0.39710330963134766,
+            -0.39711421728134155,
+            0.39710959792137146,
+            -0.6597005724906921,
+        ],
+        [0.8830265402793884, 0.29771941900253296, 0.10964702069759369, -0.7095351219177246],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NEARLY_PARALLEL)
+def test_a_projected_point_is_the_nearest_one(name: str):
+    """Double: rounding counts beside a short distance. Single: rows were exchanged for dependent ones."""
+    dtype, A, upper, f = NEARLY_PARALLEL[name]
+    goal = torch.tensor(f, dtype=dtype)
+    answer = project(goal, AffineSet.inequality(torch.tensor(A, dtype=dtype), upper))
+    exact = nearest_exactly(A, upper, f, np.eye(4).tolist())
+    assert exact is not None
+    least = sum((y - Fraction(x)) ** 2 for y, x in zip(exact, f, strict=True))
+    found = sum((Fraction(y) - Fraction(x)) ** 2 for y, x in zip(answer.value.tolist(), f, strict=True))
+    eps = torch.finfo(dtype).eps
+    bound = float(least) ** 0.5 * (1 + eps**0.5) + 4 * eps * float(answer.value.norm() + goal.norm())
+    assert answer.status == Status.WITHIN_TOL or float(found) ** 0.5 <= bound
+    assert answer.status == (Status.PROJECTED if name == "double" else Status.WITHIN_TOL)
+
+
+def test_a_conflict_has_no_row_that_is_noise():
+    """Rows 2 and 3 are opposite; row 4, nearly parallel, was in the conflict with a multiplier of 6e-34."""
+    A = [
+        [0.20222753286361694, 1.0600520372390747],
+        [-0.20222815871238708, -1.0600515604019165],
+        [0.20222753286361694, 1.0600520372390747],
+        [-0.20222753286361694, -1.0600520372390747],
+        [0.202226459980011, 1.0600512027740479],
+    ]
+    upper = [-0.6269489526748657, 0.6735215187072754, -0.6735212206840515, 0.6735067367553711, -0.6735197305679321]
+    with pytest.raises(InfeasibleError) as error:
+        project(torch.tensor([-2.054448127746582, -1.494397759437561]), AffineSet.inequality(torch.tensor(A), upper))
+    assert sorted(error.value.conflicts[0].rows) == [2, 3]
+
+
+def test_the_tip_of_two_thin_cones_in_float32():
+    """Rows 0 and 1 are parallel in float32; a point near f was returned that broke row 1 by half of it."""
+    A = [
+        [2.0, 0.0, 0.0],
+        [-0.25, 8.024256259453466e-10, 0.0],
+        [0.3369741141796112, -4.0, 0.0],
+        [-0.19382667541503906, -0.10789713263511658, -9.925211050438882e-15],
+        [-0.10379406064748764, -0.04540754482150078, 0.1947633922100067],
+    ]
+    set = AffineSet.inequality(torch.tensor(A), [0.0] * 5)
+    answer = project(torch.tensor([-0.4137069284915924, 1.1075444221496582, -1.5327547788619995]), set)
+    assert answer.status == Status.WITHIN_TOL and set.contains(answer.value)
+    assert torch.equal(project(answer.value, set).value, answer.value)
+
+
+def test_a_bound_of_one_output_holds_exactly_at_the_tip_of_a_thin_cone():
+    """4 y_1 = 0 was met up to 2e-15, so the answer moved when it was projected again."""
+    A = [
+        [4.0, 0.0, 0.0, 0.0],
+        [-4.0, 5.0274865440909675e-12, 0.0, 0.0],
+        [1.8156705033404503, -1.3768311102195243, 3.002084111186687e-13, 7.309258697771771e-12],
+        [-1.0803934078774609, -0.6527796688968429, -0.6277922796823365, 0.5639141417114807],
+    ]
+    set = AffineSet(torch.tensor(A, dtype=torch.float64), [0.0, -INF, -INF, -INF], 0.0)
+    f = torch.tensor([-2.083049629924963, 0.5590209699469113, -1.0537452903967526, 1.914406496470878]).double()
+    answer = project(f, set)
+    assert answer.value[0] == 0.0 and set.contains(answer.value)
+    assert torch.equal(project(answer.value, set).value, answer.value)
+
+
+@pytest.mark.parametrize("options", [{}, {"strict": True}, {"search": "lite"}, {"norm": 1}, {"metric": [2.0, 1.0]}])
+def test_a_bound_at_the_wrong_infinity_excludes_every_point(options: dict):
+    """y_1 + y_2 <= -inf: the allowance for rounding was infinite too, so every f was accepted."""
+    f = torch.tensor([[2.0, 0.5], [0.1, 0.2]])
+    for set in (AffineSet.inequality([[1.0, 1.0]], [-INF]), AffineSet([[1.0, 1.0]], INF, INF)):
+        answer = project(f, set, on_infeasible="nearest", **options)
+        assert (answer.status == Status.INFEASIBLE).all() and answer.value.isfinite().all()
+        with pytest.raises(InfeasibleError, match="row 0"):
+            project(f, set, **options)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # of torch's own forward mode
+def test_soft_rows_that_give_way_have_derivatives_under_vmap():
+    """`one_hot` looks at numbers, which vmap refuses."""
+    S = AffineSet.inequality(torch.tensor([[1.0, 1.0], [-1.0, -1.0]], dtype=torch.float64), [1.0, -2.0]).soft()
+    f = torch.tensor([[2.0, 0.5], [0.1, 2.0]], dtype=torch.float64)
+    alone = torch.stack([torch.autograd.functional.jacobian(lambda x: project(x, S).value, f[i]) for i in range(2)])
+    assert (project(f, S).status == Status.RELAXED).all()
+    for jacobian in (torch.func.jacrev, torch.func.jacfwd):
+        torch.testing.assert_close(torch.func.vmap(jacobian(lambda x: project(x, S).value))(f), alone)
+    slope = torch.func.vmap(torch.func.grad(lambda x: project(x, S, gradient="tangent").value.square().sum()))(f)
+    leaf = f.clone().requires_grad_()
+    project(leaf, S, gradient="tangent").value.square().sum().backward()
+    torch.testing.assert_close(slope, leaf.grad)
+
+
+def test_arguments_of_the_wrong_kind_are_named():
+    box, f = AffineSet.box(0.0, 1.0, dim=2), torch.tensor([[2.0, 0.5]])
+    for name in ("search", "on_infeasible", "gradient"):
+        with pytest.raises(ConstraintError, match=rf"^{name} must be one of"):
+            project(f, box, **{name: ["full"]})
+    assert torch.equal(project(f, box, norm=10**400).value, project(f, box, norm=INF).value)
+    for start in (f.to(torch.complex64), f.to("meta"), f.to_sparse()):
+        with pytest.raises(ConstraintError, match=r"^start must have shape"):
+            project(f, box, start=start)
+    with pytest.raises(ConstraintError, match=r"^names must be a list .* got generator"):
+        AffineSet.box(0.0, 1.0, dim=2, names=(str(i) for i in range(2)))  # pyright: ignore
+    with pytest.raises(ConstraintError, match=r"^A cannot be read"):
+        AffineSet.inequality([[10**400]], [1.0])
+    with pytest.raises(ConstraintError, match=r"^f \+ w must be finite, got inf at w\[0\]"):
+        project(torch.full((2,), 3e38), box, torch.full((2,), 3e38))
+    for measure in (box.violation, box.contains):
+        with pytest.raises(ConstraintError, match=r"^y cannot be read"):
+            measure("x")
+        with pytest.raises(ConstraintError, match=r"^y must be a dense tensor, got a sparse one"):
+            measure(f.to_sparse())

@@ -300,7 +300,7 @@ def solve_checked(
     if slacks:
         problem = price_slacks(problem, constraints, batch)
     if start is not None:
-        start = start_lines(start, batch, constraints.m)
+        start = start_lines(start, batch, constraints.m, problem.f.is_meta)
     value, status, active, _ = differentiable.answer(problem, options, start, value_only and not slacks)
     if slacks:
         value, given = value[..., : constraints.n], value[..., constraints.n :].detach()
@@ -432,14 +432,14 @@ def _batch_shape(f: Tensor, set: AffineSet) -> torch.Size:
     return whole
 
 
-def start_lines(start: Tensor, batch: torch.Size, m: int) -> Tensor:
-    """The rows to begin with, one sample per line."""
-    if not isinstance(start, Tensor) or start.shape != (*batch, m):
-        shape = tuple(start.shape) if isinstance(start, Tensor) else type(start).__name__
-        raise ConstraintError(
-            f"start must have shape {(*batch, m)}, one side per row as in Projection.active, got {shape}."
-        )
-    return start.sign().to(torch.int8).reshape(batch.numel(), m)
+def start_lines(start: Tensor, batch: torch.Size, m: int, meta: bool = False) -> Tensor:
+    """The rows to begin with, one sample per line; without numbers if `meta`."""
+    got = tuple(start.shape) if isinstance(start, Tensor) else type(start).__name__
+    if isinstance(start, Tensor) and got == (*batch, m):
+        if start.layout == torch.strided and not start.is_complex() and (meta or not start.is_meta):
+            return start.sign().to(torch.int8).reshape(batch.numel(), m)
+        got = f"{start.dtype} in {start.layout} on {start.device}"
+    raise ConstraintError(f"start must have shape {(*batch, m)}, one side per row as in Projection.active, got {got}.")
 
 
 def _broadcasts(shape: torch.Size, batch: torch.Size) -> bool:

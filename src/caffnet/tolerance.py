@@ -87,8 +87,10 @@ EMPTY = 2.0**-20
 def optimal(dtype: torch.dtype) -> float:
     """The share of the distance by which a PROJECTED point may be farther than the nearest one.
 
-    Checked by a bound from duality where rows are nearly dependent (`DELICATE`); a point that fails it is WITHIN_TOL.
-    Half of the digits is what a distance keeps when its square is compared.
+    Checked by a bound from duality where rows are nearly dependent (`DELICATE`, or by so much that the rounding of the
+    data, divided by what is left of a row, exceeds this share), and in float32 where the search took rows for dependent
+    that float64 tells apart; a point that fails it is WITHIN_TOL. Half of the digits is what a distance keeps when its
+    square is compared.
     """
     return math.sqrt(torch.finfo(dtype).eps)
 

@@ -105,6 +105,7 @@ FN int join(Work *work, Index p, double at, double *y) {
     double bound = side > 0 ? s->high[p] : s->low[p], sign = (double)side, gain = 0.0, *multiplier = face->multiplier;
     for (double left = remainder_of(s, p, face);; left = remainder_after_drop(s, p, face, left)) {
         int independent = is_independent(s, p, face, left, t->rank);
+        if (!independent && t->rank > t->fine_rank) work->exchanged |= is_independent(s, p, face, left, t->fine_rank);
         in_rows(face, base, face->d, face->r, n);
         double pull = 1.0, fall = 0.0; /* the multiplier of the row that leaves first, and its rate */
         Index place = -1;

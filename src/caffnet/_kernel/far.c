@@ -45,11 +45,25 @@ FN int retry_finely(Work *work, int state, int strict, CaffnetProof *proof) {
     }
     if (!far) {
         state = least_violation(work, strict, proof);
+        if (state == CAFFNET_WITHIN_TOL && rows_hold(work) && largest(work->y, outputs_of(&work->rows)) <= size) {
+            set_rank(work, rank); /* a point that rounding explains, and no farther out than the data */
+            return state;
+        }
         if (state == CAFFNET_WITHIN_TOL && proven_empty(work, proof)) state = meaning_of_conflict(work);
     }
     set_rank(work, rank);
     if (!far && state != CAFFNET_RELAXED) restore_answer(work);
     return state;
+}
+
+/* Bring a point whose rows hold, but some bound of one output by rounding only, to that bound: by projecting it once more. It
+   stays where that does not help. */
+FN void meet_bounds(Work *work, int strict, CaffnetProof *proof) {
+    keep_answer(work);
+    start_from_answer(work);
+    int state = project(work, CAFFNET_ACTIVE, NULL);
+    if (state < 0) state = least_violation(work, strict, proof);
+    if (state == CAFFNET_INFEASIBLE || !holds_firmly(work)) restore_answer(work);
 }
 
 /* Answer a sample that no search could answer: INFEASIBLE or RELAXED with a proof, else the point of least violation, WITHIN_TOL.
@@ -64,6 +78,7 @@ FN int approach(Work *work, int strict, CaffnetProof *proof) {
         state = project(work, CAFFNET_ACTIVE, NULL);
         if (state < 0) state = least_violation(work, strict, proof);
     }
+    if (state == CAFFNET_WITHIN_TOL && !work->soft && rows_hold(work) && !holds_firmly(work)) meet_bounds(work, strict, proof);
     if (work->hopeless && (state == CAFFNET_PROJECTED || state == CAFFNET_WITHIN_TOL)) {
         choose_yielding(work, SOFT_ROWS);
         return CAFFNET_RELAXED;

@@ -22,25 +22,12 @@ FN void relax_rows(Work *work, double relax) {
     }
 }
 
-/* Write the multipliers of a conflict into work->conflict, as the dual method left it, with lower halves in
-   work->fine: each correction of sum mu_i a_i towards 0 doubles the digits. */
-FN void collect_conflict(Work *work) {
+/* Correct the multipliers in work->conflict and work->fine towards sum mu_i a_i = 0: each time doubles the digits. */
+FN void refine_conflict(Work *work) {
     const Rows *s = &work->rows;
     Face *face = &work->face;
     Index n = outputs_of(s);
-    if (is_direct(s)) return; /* the search has written them */
-    double *mu = work->conflict, *fine = work->fine, sign = (double)face->side, top = 0.0;
-    for (Index i = 0; i < rows_of(s); i++) mu[i] = fine[i] = 0.0;
-    (void)remainder_of(s, face->entering, face);
-    in_rows(face, 0, face->d, face->r, n);
-    for (Index j = 0; j < face->k; j++) top = larger(top, fabs(face->r[j]));
-    mu[face->entering] = sign;
-    for (Index j = 0; j < face->k; j++)
-        /* Noise has no part in the conflict; nor has a row that would pull the wrong way. */
-        if (fabs(face->r[j]) > work->t.fine_rank * larger(top, 1.0)) {
-            double m = -sign * face->r[j];
-            if (j < work->face.base || m * face->sides[j] > 0.0) mu[face->rows[j]] = m;
-        }
+    double *mu = work->conflict, *fine = work->fine;
     for (int again = 0; again < 2; again++) {
         for (Index c = 0; c < n; c++) {
             Pair sum = {0.0, 0.0};
@@ -63,6 +50,35 @@ FN void collect_conflict(Work *work) {
             fine[i] = sum.low;
         }
     }
+}
+
+/* Write the multipliers of a conflict into work->conflict, as the dual method left it, with lower halves in work->fine. */
+FN void collect_conflict(Work *work) {
+    const Rows *s = &work->rows;
+    Face *face = &work->face;
+    Index n = outputs_of(s);
+    if (is_direct(s)) return; /* the search has written them */
+    double *mu = work->conflict, *fine = work->fine, sign = (double)face->side, top = 1.0;
+    for (Index i = 0; i < rows_of(s); i++) mu[i] = fine[i] = 0.0;
+    (void)remainder_of(s, face->entering, face);
+    in_rows(face, 0, face->d, face->r, n);
+    for (Index j = 0; j < face->k; j++) top = larger(top, fabs(face->r[j]));
+    mu[face->entering] = sign;
+    for (Index j = 0; j < face->k; j++)
+        /* Noise has no part in the conflict; nor has a row that would pull the wrong way. */
+        if (fabs(face->r[j]) > work->t.fine_rank * top) {
+            double m = -sign * face->r[j];
+            if (j < work->face.base || m * face->sides[j] > 0.0) mu[face->rows[j]] = m;
+        }
+    refine_conflict(work);
+    int dropped = 0;
+    for (Index j = 0; j < face->k; j++) { /* with all digits, a row of a nearly dependent face may turn out to be noise */
+        Index i = face->rows[j];
+        if (mu[i] == 0.0 || (fabs(mu[i]) > LOST_BY_PAIRS * top && (j < face->base || mu[i] * face->sides[j] > 0.0))) continue;
+        mu[i] = fine[i] = 0.0;
+        dropped = 1;
+    }
+    if (dropped) refine_conflict(work);
 }
 
 /* The relaxation that ends the conflict in work->conflict, for the bounds of the sample, and what rounding at numbers
@@ -116,9 +132,9 @@ FN CaffnetProof prove(const Work *work) {
             low[c] = sum.low;
             column[c] += fabs(work->conflict[i] * a);
         }
-    for (Index c = 0; c < n; c++) /* The pairs lose less than one part in 2^98; a sum of two equal terms of one sign each is exact. */
-        residual += fabs(high[c] + low[c]) + (high[c] == 0.0 && low[c] == 0.0 ? 0.0 : 0x1p-98 * column[c]);
-    proof.gap = gap.high + gap.low + 0x1p-98 * size;
+    for (Index c = 0; c < n; c++) /* a sum of two equal terms of one sign each is exact */
+        residual += fabs(high[c] + low[c]) + (high[c] == 0.0 && low[c] == 0.0 ? 0.0 : LOST_BY_PAIRS * column[c]);
+    proof.gap = gap.high + gap.low + LOST_BY_PAIRS * size;
     proof.radius = proof.gap < 0.0 ? (residual > 0.0 ? -proof.gap / residual : HUGE_VAL) : 0.0;
     return proof;
 }

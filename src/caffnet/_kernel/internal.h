@@ -33,6 +33,8 @@ enum { REJECTED = -1 };                 /* in place of a status */
 enum { COUNT, DO_NOT_SCALE, ARE_IGNORED }; /* soft rows: in everything; not in the scale of a sample; in nothing */
 enum { WHOLE = -1, PARTLY = -2 };       /* in place of an output: a row that is read as n numbers on end, or is not */
 
+/* Sums of pairs of numbers (exact.c) lose less than this share of their terms. */
+#define LOST_BY_PAIRS 0x1p-98
 /* Two units in the last place: what one operation and the rounding of its input leave. */
 #define ROUNDING 0x1p-51
 /* Every row may be exceeded by so many t.search of the largest output, however small its own numbers are. */
@@ -183,6 +185,7 @@ typedef struct {
     int ready;                 /* they are */
     int lost;                  /* a search on sparse rows has not ended */
     int flat;                  /* y of the last search is the closed form on its face */
+    int exchanged;             /* float32: a row left for one that depends on the face in the digits of float32 only */
     Newton newton;
     CaffnetTolerances t;
     double norm;

@@ -210,7 +210,7 @@ FN int try_compromise(const CaffnetBatch *batch, int64_t b, Work *work) {
         for (Index j = 0; j < n; j++) choice[j] = 0;
         return 0;
     }
-    double *ordinary = work->walk.g, *y = work->y;
+    double *ordinary = work->walk.g, *y = work->y, far = distance(y, work->f, n, work->norm);
     copy(ordinary, y, n);
     start_paper(work);
     (void)rebuild(work, choice, y);
@@ -224,6 +224,8 @@ FN int try_compromise(const CaffnetBatch *batch, int64_t b, Work *work) {
         for (Index i = 0; i < rows_of(s); i++)
             if (!work->kept[i] && excess_of(s, i, value_of(s, i, y)) > 0.0) state = CAFFNET_WITHIN_TOL;
     } else if (state == CAFFNET_INSIDE) state = CAFFNET_PROJECTED;
+    /* Where rows contradict each other by much more than the answer, the rounding of what they miss may have moved it far. */
+    if (!(distance(y, work->f, n, work->norm) < far) || !is_representable(work)) state = REJECTED;
     if (state != REJECTED) {
         write_value(batch, b, work);
         if (batch->strict && !holds_exactly(batch, b, batch->value, b * batch->n, 0)) state = REJECTED;

@@ -1,24 +1,36 @@
 /* One sample: find the face, compute its point, repeat where rounding carried the point over another row. */
 #include "internal.h"
 
-/* Whether the face has rows that are nearly dependent: multipliers have few digits then. */
-FN int is_delicate(const Rows *s, const Face *face, double rank) {
+/* Whether the answer for g has to be checked. Its multipliers have few digits where rows of the face are nearly dependent; its
+   rounding, divided by what is left of such a row, may count beside a short distance (a tenth that is left costs one digit: the
+   rounding of the point itself is no less); and a search that exchanged rows for others that depend on them in the digits of
+   float32 only may have ended at the wrong rows. */
+FN int is_delicate(const Work *work, const double *g) {
+    const Rows *s = &work->rows;
+    const Face *face = &work->face;
+    Index n = outputs_of(s);
     if (is_direct(s)) return 0;
+    if (work->exchanged) return 1;
+    double rounding = work->t.search * (largest(work->y, n) + largest(g, n));
+    double allowed = work->t.optimal * distance(work->y, g, n, 2.0), share = rounding < allowed ? rounding / allowed : 1.0;
+    double rank = larger(work->t.delicate, smaller(share * share, CANCELLATION_OF_DROP));
     for (Index j = 0; j < face->k; j++) {
-        double left = face->R[(size_t)j * (size_t)outputs_of(s) + (size_t)j];
+        double left = face->R[(size_t)j * (size_t)n + (size_t)j];
         if (left * left < rank * s->squared[face->rows[j]]) return 1;
     }
     return 0;
 }
 
 /* Prove that y is the projection of g, up to t.optimal: for multipliers of the right sign the dual function
-   lambda (A g - b) - |A' lambda|^2 / 2 is at most half the squared distance of g to the set. */
-FN int is_nearest(Work *work, const double *g) {
+   lambda (A g - b) - |A' lambda|^2 / 2 is at most half the squared distance of g to the set. They are those of the closed
+   form: y may be rounded to float32. */
+FN int is_nearest(Work *work, const double *g, const double *y) {
     const Rows *s = &work->rows;
     Face *face = &work->face;
     Index n = outputs_of(s), k = face->k;
-    double *lambda = face->multiplier, *y = work->y, bound = 0.0;
-    multipliers(s, face, 0, g, y);
+    double *lambda = face->multiplier, bound = 0.0;
+    flat_point(s, face, g, work->spare);
+    multipliers(s, face, 0, g, work->spare);
     for (Index j = 0; j < k; j++) lambda[j] = (j < face->base ? lambda[j] : larger(lambda[j], 0.0)) * face->sides[j];
     for (Index c = 0; c < n; c++) {
         Pair sum = {0.0, 0.0};
@@ -59,11 +71,28 @@ FN Index find_face(Work *work, int search, const int8_t *start) {
     return k;
 }
 
+/* Check that the answer is the projection of g; where it is not, move it onto the rows of its face with twice the digits. 0 if
+   that does not help: then it stays. */
+FN int prove_nearest(Work *work, const double *g) {
+    const Rows *s = &work->rows;
+    Index n = outputs_of(s);
+    double *finer = work->other;
+    if (is_nearest(work, g, work->y)) return 1;
+    copy(finer, work->y, n);
+    slide_finely(s, &work->face, finer);
+    clamp(s, finer);
+    round_point(work, finer);
+    if (check(s, finer, largest(finer, n), work->face.held, 1) != CAFFNET_INSIDE || !is_nearest(work, g, finer)) return 0;
+    copy(work->y, finer, n);
+    return 1;
+}
+
 /* Search and settle; PROJECTED, WITHIN_TOL, REJECTED, or CONFLICT. */
 FN int project(Work *work, int search, const int8_t *start) {
     Rows *s = &work->rows;
     Index n = outputs_of(s);
     int state = REJECTED;
+    work->exchanged = 0;
     if (s->boxed && search != CAFFNET_LITE && work->norm < 1e300) {
         if (!box_point(work, search)) return CONFLICT;
         round_point(work, work->y);
@@ -87,7 +116,7 @@ FN int project(Work *work, int search, const int8_t *start) {
     }
     int euclidean = work->norm == 2.0 && search != CAFFNET_LITE;
     for (Index j = 0; j < n && euclidean; j++) euclidean = work->f[j] == work->g[j];
-    if (euclidean && state != REJECTED && is_delicate(s, &work->face, work->t.delicate) && !is_nearest(work, work->g))
+    if (euclidean && state != REJECTED && is_delicate(work, work->g) && !prove_nearest(work, work->g))
         state = CAFFNET_WITHIN_TOL;
     return state == CAFFNET_INSIDE ? CAFFNET_PROJECTED : state;
 }

@@ -306,13 +306,14 @@ FN int accepts(const Rows *s, const double *y, double start) {
     for (Index i = 0; i < rows_of(s); i++) {
         double value = value_of(s, i, y), excess = excess_of(s, i, value);
         if (excess <= 0.0) continue;
+        if (!is_finite(excess)) return 0; /* a bound at the wrong infinity: no allowance is as large */
         if (!(excess <= s->t->feasibility * (size_at(s, i, y, all) + bound_at(s, i, value)) + s->t->underflow)) return 0;
     }
     return 1;
 }
 
 /* Check y, computed from numbers of size |y| + start. REJECTED: a row is exceeded by more than rounding explains (a row of
-   zeros: at all), or, if `firm`, a bound of one output at all, relaxed ones aside. WITHIN_TOL: a row that is not in `held`
+   zeros: at all; a bound at the wrong infinity: always), or, if `firm`, a bound of one output at all, relaxed ones aside. WITHIN_TOL: a row that is not in `held`
    (NULL: none is) is exceeded by rounding. INSIDE: neither. */
 FN int check(const Rows *s, const double *y, double start, const int8_t *held, int firm) {
     double all = largest(y, outputs_of(s)) + start, share = s->t->feasibility;
@@ -321,7 +322,7 @@ FN int check(const Rows *s, const double *y, double start, const int8_t *held, i
         double value = value_of(s, i, y), above = value - s->high[i], below = s->low[i] - value;
         double excess = larger(above, below);
         if (excess > 0.0) {
-            if (firm && s->plain[i] >= 0 && !is_loose(s, i)) return REJECTED;
+            if ((firm && s->plain[i] >= 0 && !is_loose(s, i)) || !is_finite(excess)) return REJECTED;
             double size = s->squared[i] == 0.0 ? 0.0 : size_at(s, i, y, all) + bound_at(s, i, value);
             if (!(excess <= share * size + s->t->underflow)) return REJECTED;
             int side = above > 0.0 ? 1 : -1;

@@ -188,8 +188,9 @@ class _Levels:
         k = self.group.shape[-1]
         unit = torch.where(self.free, -exponent, math.inf).amin(-1, keepdim=True) if k else exponent
         unit = torch.where(self.free, times_power(torch.ones_like(exponent), exponent + unit), 0.0)
-        place = torch.nn.functional.one_hot(self.group, max(k, 1))[..., :k]
-        columns = torch.where(self.free, -self.sides * unit, 0.0).unsqueeze(-1) * place
+        # Not one_hot: it looks at the numbers, which vmap does not allow.
+        place = self.group.unsqueeze(-1) == torch.arange(k, device=self.group.device)
+        columns = torch.where(place, torch.where(self.free, -self.sides * unit, 0.0).unsqueeze(-1), 0.0)
         return torch.cat([A, columns], -1), torch.nn.functional.pad(g, (0, k))
 
 

@@ -144,8 +144,11 @@ def _invalid(p: Problem) -> ConstraintError:
     number = (sparse.numbers(p.A) if name == "A" else getattr(p, name))[tuple(place)].item()
     if name == "A" and sparse.is_sparse(p.A):
         place = sparse.place_of(p.A, place[0])
+    what = name
+    if p.w is not None and name == "w" and math.isfinite(number):
+        what, number = "f + w", float((p.f + p.w)[tuple(place)])
     return ConstraintError(
-        f"{_rank()}{name} must be finite, got {number} {_where(p, name, place)}. "
+        f"{_rank()}{what} must be finite, got {number} {_where(p, name, place)}. "
         'Find out where it comes from, or pass on_infeasible="nan" to mark such samples INVALID and continue.'
     )
 

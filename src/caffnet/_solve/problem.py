@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import math
+import sys
 from typing import NamedTuple
 
 from torch import Tensor
@@ -73,12 +75,14 @@ def check_options(
         ("on_infeasible", on_infeasible, ON_INFEASIBLE),
         ("gradient", gradient, GRADIENTS),
     ):
-        if value not in known:
+        if not isinstance(value, str) or value not in known:
             raise ConstraintError(f"{name} must be one of {', '.join(known)}, got {value!r}.")
     if search == "paper" and gradient != "exact":
         raise ConstraintError('search="paper" has the exact gradient, as the paper: use search="full" for the tangent.')
     if isinstance(norm, bool) or not isinstance(norm, int | float) or not norm >= 1:
         raise ConstraintError(f"norm must be a p in [1, inf], got {norm!r}.")
+    if norm > sys.float_info.max:  # integers have no largest one
+        norm = math.inf
     if not isinstance(strict, bool):
         raise ConstraintError(f"strict must be True or False, got {strict!r}.")
     budget = DEFAULT_BUDGET if budget is None else budget

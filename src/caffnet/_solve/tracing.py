@@ -105,7 +105,12 @@ def remember(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        return function(*args, **kwargs) if is_compiling() else cached(*args, **kwargs)
+        if is_compiling():
+            return function(*args, **kwargs)
+        try:
+            return cached(*args, **kwargs)
+        except TypeError:  # a list as an argument: the function says what is wrong with it
+            return function(*args, **kwargs)
 
     return call
 

@@ -20,7 +20,15 @@ from torch import Tensor
 from caffnet import tolerance
 from caffnet._solve import sparse
 from caffnet._solve.tracing import is_compiling, is_concrete
-from caffnet.constraints.reading import ArrayLike, as_tensors, holds_tensor, read, read_bound, read_matrix, read_rows
+from caffnet.constraints.reading import (
+    ArrayLike,
+    as_tensors,
+    holds_tensor,
+    read_array,
+    read_bound,
+    read_matrix,
+    read_rows,
+)
 from caffnet.constraints.rows import (
     BOTH,
     EQUAL,
@@ -505,7 +513,10 @@ class AffineSet:
 
     def _facing(self, y: ArrayLike) -> tuple[AffineSet, Tensor]:
         """The set and the point in one number type."""
-        point = y if isinstance(y, Tensor) else read(y).to(self.dtype).to(self.device)
+        point = y if isinstance(y, Tensor) else read_array(y, "y").to(self.dtype).to(self.device)
+        if point.layout != torch.strided or point.is_nested:
+            kind = "nested" if point.is_nested else "sparse"
+            raise ConstraintError(f"y must be a dense tensor, got a {kind} one: write y.to_dense().")
         if point.ndim == 0 or point.shape[-1] != self.n:
             raise ConstraintError(f"y must have shape (..., {self.n}), got {tuple(point.shape)}.")
         try:

@@ -26,10 +26,7 @@ def as_tensors(**given: ArrayLike | None) -> tuple[dict[str, Tensor | None], boo
             tensors[name] = None
             continue
         typed = isinstance(value, Tensor | np.ndarray) or holds_tensor(value)
-        try:
-            tensor = value if isinstance(value, Tensor) else read(value)
-        except (TypeError, ValueError) as error:
-            raise ConstraintError(f"{name} cannot be read as an array of numbers: {error}") from None
+        tensor = value if isinstance(value, Tensor) else read_array(value, name)
         if tensor.is_complex() or tensor.dtype in (torch.float16, torch.bfloat16):
             raise DtypeError(f"{name} is {tensor.dtype}; constraints need float32 or float64: write {name}.float().")
         if tensor.is_nested:
@@ -55,6 +52,14 @@ def as_tensors(**given: ArrayLike | None) -> tuple[dict[str, Tensor | None], boo
         raise ConstraintError(f"All parts of a constraint must be on one device, got {sorted(map(str, devices))}.")
     device = next(iter(devices), None)
     return {k: None if t is None else t.to(dtype=dtype, device=device) for k, t in tensors.items()}, not strong
+
+
+def read_array(value: Any, name: str) -> Tensor:
+    """As `read`, with an error that names the argument."""
+    try:
+        return read(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ConstraintError(f"{name} cannot be read as an array of numbers: {error}") from None
 
 
 def read(value: Any) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from typing import TypeAlias
 
 import torch
@@ -74,8 +74,9 @@ def check_kinds(lower: Tensor, upper: Tensor, kinds: str, labels: Labels) -> Non
 
 def read_labels(names: Sequence[str | None] | None, m: int) -> Labels:
     """Names of the m rows as users give them, checked."""
-    if isinstance(names, str) or (names is not None and len(names) != m):
-        given = f"the text {names!r}" if isinstance(names, str) else f"{len(names)} names"
+    if names is not None and (isinstance(names, str) or not isinstance(names, Sized) or len(names) != m):
+        given = f"the text {names!r}" if isinstance(names, str) else type(names).__name__
+        given = f"{len(names)} names" if isinstance(names, Sized) and not isinstance(names, str) else given
         raise ConstraintError(f"names must be a list with one name for each of the {m} rows, got {given}.")
     return None if names is None else tuple(None if name is None else str(name) for name in names)
 
