@@ -210,6 +210,24 @@ def test_numbers_in_the_function_keep_their_digits(operators: str, tmp_path: Pat
     agree(to_onnx(model, tmp_path / "net.onnx", operators=operators), model, 2 * torch.randn(40, 2, dtype=DOUBLE))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
+def test_infinite_numbers_stay_infinite(dtype: torch.dtype, tmp_path: Path):
+    """A row that can never hold, by limits of the function or of the violation, is not one with a large number."""
+    rows = torch.eye(2, dtype=dtype)
+    layer = CAffine(
+        lambda x: AffineSet.inequality(rows, x.clamp_max(0.5)) & AffineSet.inequality(rows, x.clamp(min=-0.5)),
+        on_infeasible="nearest",
+    )
+    x = torch.tensor([[0.3, 2.0], [1.0, -torch.inf], [torch.inf, 1.0], [torch.nan, 0.1]], dtype=dtype)
+    f = torch.full_like(x, 7.0)
+    expected = layer.project(f, x=x)
+    found = run(to_onnx(layer, tmp_path / "net.onnx", inputs=torch.rand(4, 2, dtype=dtype)), f, x)
+    assert {Status.PROJECTED, Status.INFEASIBLE, Status.INVALID} == set(expected.status.tolist())
+    assert expected.violation.isinf().any()
+    for a, b in zip(found, (expected.value, expected.status, expected.violation), strict=True):
+        torch.testing.assert_close(a, b, equal_nan=True)
+
+
 def test_numbers_of_buffers_keep_their_digits(tmp_path: Path):
     """item() of a buffer in the function of the rows: a number in Python, a tensor in the graph."""
 

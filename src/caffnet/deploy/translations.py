@@ -51,8 +51,18 @@ def _constants() -> dict[Any, Any]:
     def local_scalar_dense(self):
         return op.Identity(self)
 
+    # By Max and Min: Clip takes the largest number for a side that is missing, also for an infinite x.
+    def clamp(self, min: Any = None, max: Any = None):
+        above = self if min is None else op.Max(self, op.CastLike(constant(min), self))
+        return above if max is None else op.Min(above, op.CastLike(constant(max), self))
+
+    def clamp_max(self, max: Any):
+        return clamp(self, None, max)
+
     aten = torch.ops.aten
     return {
+        **dict.fromkeys((aten.clamp.default, aten.clamp.Tensor, aten.clamp_min.default, aten.clamp_min.Tensor), clamp),
+        **dict.fromkeys((aten.clamp_max.default, aten.clamp_max.Tensor), clamp_max),
         aten._local_scalar_dense.default: local_scalar_dense,
         aten.scalar_tensor.default: scalar_tensor,
         aten.full.default: full,
