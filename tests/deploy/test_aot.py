@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from caffnet import AffineSet, CAffine, CAffNet, FeedForward, Status
+from caffnet import AffineSet, CAffine, CAffNet, ConstraintError, FeedForward, Status
 from caffnet.deploy import to_aot
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning")
@@ -79,3 +79,9 @@ def test_what_raises_in_python_raises_in_cpp(program: Path, tmp_path: Path):
     done = subprocess.run([program, tmp_path], capture_output=True, text=True)
     assert done.returncode != 0
     assert "No point satisfies the constraints of 1 of 8 samples. Sample 5: above, below." in done.stderr
+
+
+def test_a_file_is_not_taken_for_a_folder(tmp_path: Path):
+    (tmp_path / "service").write_text("")
+    with pytest.raises(ConstraintError, match="is a file: to_aot writes a folder"):
+        to_aot(AffineSet.box(-1.0, 1.0, dim=2), tmp_path / "service")

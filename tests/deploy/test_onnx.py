@@ -210,6 +210,48 @@ def test_numbers_in_the_function_keep_their_digits(operators: str, tmp_path: Pat
     agree(to_onnx(model, tmp_path / "net.onnx", operators=operators), model, 2 * torch.randn(40, 2, dtype=DOUBLE))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
+def test_infinite_numbers_stay_infinite(dtype: torch.dtype, tmp_path: Path):
+    """A row that can never hold, by limits of the function or of the violation, is not one with a large number."""
+    rows = torch.eye(2, dtype=dtype)
+    layer = CAffine(
+        lambda x: AffineSet.inequality(rows, x.clamp_max(0.5)) & AffineSet.inequality(rows, x.clamp(min=-0.5)),
+        on_infeasible="nearest",
+    )
+    x = torch.tensor([[0.3, 2.0], [1.0, -torch.inf], [torch.inf, 1.0], [torch.nan, 0.1]], dtype=dtype)
+    f = torch.full_like(x, 7.0)
+    expected = layer.project(f, x=x)
+    found = run(to_onnx(layer, tmp_path / "net.onnx", inputs=torch.rand(4, 2, dtype=dtype)), f, x)
+    assert {Status.PROJECTED, Status.INFEASIBLE, Status.INVALID} == set(expected.status.tolist())
+    assert expected.violation.isinf().any()
+    for a, b in zip(found, (expected.value, expected.status, expected.violation), strict=True):
+        torch.testing.assert_close(a, b, equal_nan=True)
+
+
+def test_numbers_of_buffers_keep_their_digits(tmp_path: Path):
+    """item() of a buffer in the function of the rows: a number in Python, a tensor in the graph."""
+
+    class Rows(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("limit", torch.tensor(0.1, dtype=DOUBLE))
+
+        def forward(self, x: Tensor) -> AffineSet:
+            limit = self.limit.item()
+            return AffineSet.box(torch.full_like(x, -limit), x.abs() + limit)
+
+    model = CAffNet(networks(2, 2)[0].double(), Rows(), on_infeasible="nan")
+    agree(to_onnx(model, tmp_path / "net.onnx"), model, 2 * torch.randn(40, 2, dtype=DOUBLE))
+
+
+def test_an_operator_whose_numbers_lose_digits_is_refused_with_a_way_out(tmp_path: Path):
+    torch.manual_seed(0)
+    model = CAffNet(nn.Sequential(nn.LayerNorm(3), nn.Linear(3, 2)), AffineSet.box(-1.0, 1.0, dim=2))
+    to_onnx(model, tmp_path / "net.onnx", inputs=torch.randn(16, 3))
+    with pytest.raises(ConstraintError, match=r"differ from torch.*the epsilon of a normalisation: .*to_aot"):
+        to_onnx(model.double(), tmp_path / "net.onnx", inputs=0.01 * torch.randn(16, 3, dtype=DOUBLE))
+
+
 def test_a_model_that_raises_is_compared_where_it_has_an_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     empty_at_some = CAffine(lambda x: AffineSet.box(x, 0.5 + torch.zeros_like(x)))  # for x > 0.5
     x = torch.randn(64, 2)
@@ -253,6 +295,8 @@ def test_inputs_that_the_network_cannot_read_are_refused(tmp_path: Path):
         to_onnx(case("fixed"), tmp_path / "net.onnx", inputs=torch.randn(4, 3))
     with pytest.raises(ConstraintError, match="is a folder: to_onnx writes one file"):
         to_onnx(wedge, tmp_path)
+    with pytest.raises(ConstraintError, match=r"There is no folder .*missing: make it, or give to_onnx a file"):
+        to_onnx(wedge, tmp_path / "missing" / "net.onnx")
 
 
 def test_a_graph_that_would_differ_from_torch_is_refused(tmp_path: Path):

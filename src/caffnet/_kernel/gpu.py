@@ -16,12 +16,14 @@ import importlib.util
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from caffnet import tolerance
 from caffnet._kernel import build, native
 from caffnet._solve.problem import CORES, Answer, Options, Problem
 from caffnet.errors import KernelError
@@ -55,6 +57,7 @@ def solve(problem: Problem, options: Options, start: Tensor | None = None) -> tu
     """Answer every sample where the tensors are; also returns how many are bad, ``(1,)``, on the device."""
     answer = native.empty_answer(problem.f, problem.A.shape[-2], options.search)
     texts = _texts(problem, problem.f.device)
+    start = None if start is None else start.to(problem.f.device).contiguous()
     batch = native.Batch(problem, options, answer, start, device_texts=texts)
     bad = torch.zeros(1, dtype=torch.int64, device=problem.f.device)
     memory, room, threads = _workspace(batch, problem.f.device)
@@ -174,10 +177,24 @@ def _functions(device: int) -> dict[str, int]:
 
     major, minor = torch.cuda.get_device_capability(device)
     code = _compiled(f"sm_{major}{minor}")
-    error, module = driver.cuModuleLoadData(code)
+    module = _ask(driver.cuModuleLoadData, code)
+    return {name: _ask(driver.cuModuleGetFunction, module, name.encode()) for name in (SOLVE, GRADIENT)}
+
+
+def _ask(function: Callable[..., Any], *arguments: Any) -> Any:
+    """What a function of the driver gives."""
+    error, *given = function(*arguments)
     if error:
-        raise KernelError(f"The kernel cannot be loaded on device {device}: {error}.")
-    return {name: driver.cuModuleGetFunction(module, name.encode())[1] for name in (SOLVE, GRADIENT)}
+        raise KernelError(f"The kernel cannot run on the GPU: {function.__name__} says {error}.")
+    return given[0] if given else None
+
+
+def _enter(device: int) -> None:
+    """Make torch's context of the device current, in a thread that has none, as those of the backward pass."""
+    from cuda.bindings import driver  # pyright: ignore
+
+    if not int(_ask(driver.cuCtxGetCurrent)):
+        _ask(driver.cuCtxSetCurrent, _ask(driver.cuDevicePrimaryCtxRetain, _ask(driver.cuDeviceGet, device)))
 
 
 def launch(name: str, arguments: Sequence[bytes], threads: int, device: torch.device) -> None:
@@ -185,16 +202,16 @@ def launch(name: str, arguments: Sequence[bytes], threads: int, device: torch.de
     from cuda.bindings import driver  # pyright: ignore
 
     with torch.cuda.device(device):
-        function = _functions(torch.cuda.current_device())[name]
+        place = torch.cuda.current_device()
+        _enter(place)
+        function = _functions(place)[name]
         stream = torch.cuda.current_stream(device).cuda_stream
         kept = [ctypes.create_string_buffer(a, len(a)) for a in arguments]
         addresses = (ctypes.c_void_p * len(kept))(*(ctypes.addressof(a) for a in kept))
         block = min(threads, BLOCK)
         grid = -(-threads // block)
         at = ctypes.addressof(addresses)
-        (error,) = driver.cuLaunchKernel(function, grid, 1, 1, block, 1, 1, 0, stream, at, 0)
-    if error:
-        raise KernelError(f"The kernel cannot be launched on {device}: {error}.")
+        _ask(driver.cuLaunchKernel, function, grid, 1, 1, block, 1, 1, 0, stream, at, 0)
 
 
 def main(*architectures: str) -> int:
@@ -211,23 +228,58 @@ def main(*architectures: str) -> int:
     if not is_available():
         sys.stdout.write("There is no GPU here, or cuda-bindings is missing: pip install caffnet[gpu].\n")
         return 2
-    stream, worst = torch.Generator(), 0.0  # its first state is always the same
-    for n, m, samples in ((1, 3, 100), (2, 13, 5000), (8, 32, 1000), (30, 105, 300)):
-        A, f = (torch.randn(*s, dtype=torch.float64, generator=stream) for s in ((m, n), (samples, n)))
-        bound = torch.ones(m, dtype=torch.float64)
-        problem = Problem(3 * f, None, A, -bound, bound, None, "B" * m, None, (samples,))
-        options = Options(search="active", on_infeasible="nearest")
+    worst = 0.0
+    for name, problem, options in _checks():
         there = problem.replace_tensors(*(None if t is None else t.cuda() for t in problem.tensors))  # pyright: ignore
-        (here, _), (found, _) = native.solve(problem, options), solve(there, options)
-        slopes = native.gradient(f, problem, here, options, (True, False, True, True, True))
-        others = gradient(f.cuda(), there, found, options, (True, False, True, True, True))
-        pairs = [(here.value, found.value), *((a, b) for a, b in zip(slopes, others, strict=True) if a is not None)]
-        worst = max(worst, *(float((a - b.cpu()).abs().max()) for a, b in pairs if b is not None))
-        if not torch.equal(here.status, found.status.cpu()):
-            sys.stdout.write(f"n = {n}, m = {m}: the status differs.\n")
+        (here, bad), (found, count) = native.solve(problem, options), solve(there, options)
+        wanted = (True, *(t is not None for t in problem.tensors[1:]))
+        slopes = native.gradient(problem.f, problem, here, options, wanted)
+        others = gradient(there.f, there, found, options, wanted)
+        if int(count) != bad or not torch.equal(here.status, found.status.cpu()):
+            sys.stdout.write(f"{name}: the status differs.\n")
             return 1
+        for what, a, b in zip(_CHECKED, (here.value, *slopes), (found.value, *others), strict=True):
+            if a is None or b is None:
+                continue
+            b, size = b.cpu(), a.abs().nan_to_num(0.0).max().clamp_min(1)
+            difference = float(((a - b).abs() / size).nan_to_num(0.0).max())
+            if difference > tolerance.exported(a.dtype) or not torch.equal(a.isnan(), b.isnan()):
+                sys.stdout.write(f"{name}: {what} differs by {difference:.1e}.\n")
+                return 1
+            worst = max(worst, difference)
     sys.stdout.write(f"The device agrees with the CPU: largest difference {worst:.1e}.\n")
     return 0
+
+
+_CHECKED = ("the value", *(f"the gradient for {what}" for what in ("f", "w", "A", "lower", "upper", "the metric")))
+
+
+def _checks() -> Iterator[tuple[str, Problem, Options]]:
+    """Random problems, small and large: empty sets, NaN, with w, a metric and soft rows."""
+    stream = torch.Generator()  # its first state is always the same
+    sizes = ((1, 3, 100, "full"), (1, 3, 100, "active"), (2, 13, 2000, "active"), (8, 32, 300, "active"))
+    for n, m, samples, search in (*sizes, (30, 105, 100, "active")):
+        for dtype in (torch.float32, torch.float64):
+            for more in ("alone", "with w", "with a metric", "with soft rows"):
+                f, w, A, upper, root = (
+                    torch.randn(*shape, dtype=torch.float64, generator=stream).to(dtype)
+                    for shape in ((samples, n), (samples, n), (m, n), (samples, m), (samples, n, n))
+                )
+                f[0, 0] = torch.nan
+                problem = Problem(
+                    3 * f,
+                    w if more == "with w" else None,
+                    A,
+                    upper - upper.abs() - 1,
+                    upper,
+                    root @ root.mT + torch.eye(n, dtype=dtype) if more == "with a metric" else None,
+                    "B" * m,
+                    None,
+                    (samples,),
+                    "s" + "." * (m - 1) if more == "with soft rows" else "",
+                )
+                options = Options(search=search, on_infeasible="nearest")
+                yield f"n = {n}, m = {m}, {search}, {dtype}, {more}", problem, options
 
 
 if __name__ == "__main__":

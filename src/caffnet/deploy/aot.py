@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from caffnet._solve.run import SOLVE_SCHEMA
-from caffnet.deploy.program import Source, Traced, copy_kernel, read_source
+from caffnet.deploy.program import Source, Traced, copy_kernel, folder_of, read_source
 
 SOURCES = Path(__file__).parent / "sources" / "aot"
 
@@ -29,8 +29,8 @@ def to_aot(model: Source, folder: str | Path, *, inputs: Tensor | None = None) -
         The folder. The package takes x (a `CAffNet`), f (a layer or set), or f and x (a layer whose rows depend on x),
         with any batch, and gives value, status and violation.
     """
+    target = folder_of(folder, "to_aot")
     traced = Traced(read_source(model, "to_aot"), inputs)
-    target = Path(folder)
     copy_kernel(target)
     for source in sorted(SOURCES.iterdir()):
         (target / source.name).write_bytes(source.read_bytes())

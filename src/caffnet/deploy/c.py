@@ -24,6 +24,7 @@ from caffnet.deploy.network import Dense, read_network, run_network
 from caffnet.deploy.program import (
     Source,
     copy_kernel,
+    folder_of,
     layer_of,
     outputs_around,
     parts_of,
@@ -107,9 +108,7 @@ def to_c(
         )
     if name in _TARGETS or name in _words_of_kernel():
         raise ConstraintError(f"name={name!r} is taken: a word of CMake or of the kernel. Choose another one.")
-    target = Path(folder)
-    if target.is_file():
-        raise ConstraintError(f"{target} is a file: to_c writes a folder, give it a name of its own.")
+    target = folder_of(folder, "to_c")
     policy = _read(model, inputs)
     copy_kernel(target)
     files = {template: (SOURCES / template).read_text() for template in _TEMPLATES}

@@ -36,9 +36,23 @@ def compare(written: Function, original: Function, x: Tensor, what: str) -> None
 
 
 def refuse_difference(
-    found: Sequence[Tensor], expected: Sequence[Tensor], x: Tensor, what: str, sides: Sequence[Sequence[Tensor]] = ()
+    found: Sequence[Tensor],
+    expected: Sequence[Tensor],
+    x: Tensor,
+    what: str,
+    sides: Sequence[Sequence[Tensor]] = (),
+    advice: str = "",
 ) -> None:
-    """Refuse results that differ; `sides` are results of torch at inputs that are the same up to rounding."""
+    """Refuse results that differ.
+
+    Args:
+        found: the results.
+        expected: those of torch.
+        x: the samples.
+        what: the name of the results in messages.
+        sides: results of torch at inputs that are the same up to rounding.
+        advice: ends the message.
+    """
     share, torchs, ours = tolerance.exported(x.dtype), _lines(expected, x), _lines(found, x)
     size = torch.where(torchs.isfinite(), torchs.abs(), 0)
     room = share * size.amax(-1, keepdim=True).clamp_min(1) if size.shape[-1] else size
@@ -52,7 +66,7 @@ def refuse_difference(
             f"The export would differ from torch at {int(wrong.any(-1).sum())} of {len(x)} inputs; at "
             f"{_text(x[sample])}, number {number} of {what} is {torchs[sample, number]:.17g} in torch and "
             f"{ours[sample, number]:.17g} in the export. The model must be made of torch operations, depend on its "
-            "input alone (no random numbers, no counters) and give the same for one sample and for a batch."
+            f"input alone (no random numbers, no counters) and give the same for one sample and for a batch.{advice}"
         )
 
 

@@ -129,6 +129,18 @@ def outputs_around(set: AffineSet, x: Tensor) -> Tensor:
     return f
 
 
+def folder_of(folder: str | Path, writer: str) -> Path:
+    """The folder that a writer makes or fills.
+
+    Raises:
+        ConstraintError: it is a file.
+    """
+    target = Path(folder)
+    if target.is_file():
+        raise ConstraintError(f"{target} is a file: {writer} writes a folder, give it a name of its own.")
+    return target
+
+
 def copy_kernel(folder: Path) -> None:
     """The C files of the kernel, in ``folder/kernel``."""
     (folder / "kernel").mkdir(parents=True, exist_ok=True)

@@ -15,13 +15,15 @@ def translations(kernel: bool) -> dict[Any, Any]:
 
 
 def _constants() -> dict[Any, Any]:
-    """Numbers that stand in a function of the user's, as 0.1 in ``0.1 * x``: the exporter's own have float32 digits."""
+    """Numbers in a function, as 0.1 in ``0.1 * x`` or item() of a buffer: the exporter's own have float32 digits."""
     import numpy as np
     import onnx
     from onnxscript import opset18 as op
     from onnxscript.function_libs.torch_lib.ops import core
 
-    def constant(value: float) -> Any:
+    def constant(value: Any) -> Any:
+        if not isinstance(value, int | float):
+            return value  # an item() in the graph
         return op.Constant(value=onnx.numpy_helper.from_array(np.array(value, dtype=np.float64)))
 
     def scalar_tensor(s: float, dtype: int = -1, layout: str = "", device: str = "", pin_memory: bool = False):
@@ -46,8 +48,22 @@ def _constants() -> dict[Any, Any]:
     ):
         return core.aten_new_full(self, size, constant(fill_value), dtype=dtype)
 
+    def local_scalar_dense(self):
+        return op.Identity(self)
+
+    # By Max and Min: Clip takes the largest number for a side that is missing, also for an infinite x.
+    def clamp(self, min: Any = None, max: Any = None):
+        above = self if min is None else op.Max(self, op.CastLike(constant(min), self))
+        return above if max is None else op.Min(above, op.CastLike(constant(max), self))
+
+    def clamp_max(self, max: Any):
+        return clamp(self, None, max)
+
     aten = torch.ops.aten
     return {
+        **dict.fromkeys((aten.clamp.default, aten.clamp.Tensor, aten.clamp_min.default, aten.clamp_min.Tensor), clamp),
+        **dict.fromkeys((aten.clamp_max.default, aten.clamp_max.Tensor), clamp_max),
+        aten._local_scalar_dense.default: local_scalar_dense,
         aten.scalar_tensor.default: scalar_tensor,
         aten.full.default: full,
         aten.full_like.default: full_like,
