@@ -285,7 +285,7 @@ def optimality_gap(groups: list[Group], best: dict[int, float]) -> Figure | None
 
 
 def repaired(groups: list[Group], best: dict[int, float]) -> Figure | None:
-    """One line per seed, from the frozen network's projection to what w makes of it."""
+    """One line per seed, from the projection of the frozen network to the result with w trained."""
     before, after = (
         next((_gaps(group, best) for group in groups if group.method == name), {}) for name in ("post-hoc", "repair")
     )
@@ -294,10 +294,17 @@ def repaired(groups: list[Group], best: dict[int, float]) -> Figure | None:
         return None
     figure = Figure(figsize=(4.2, 2.8), layout="constrained")
     ax = figure.subplots()
-    for seed in seeds:
-        ends = [abs(before[seed]), abs(after[seed])]
-        ax.plot([0, 1], ends, color=COLOURS["repair"], marker="o", markersize=4, linewidth=1.0)
-        ax.annotate(f"seed {seed}", (1, ends[1]), xytext=(6, -3), textcoords="offset points", fontsize=8)
+    labels: list[tuple[float, list[int]]] = []
+    for seed in sorted(seeds, key=lambda seed: abs(after[seed])):
+        end = abs(after[seed])
+        ax.plot([0, 1], [abs(before[seed]), end], color=COLOURS["repair"], marker="o", markersize=4, linewidth=1.0)
+        if labels and end < 1.3 * labels[-1][0]:  # separate labels would overlap
+            labels[-1][1].append(seed)
+        else:
+            labels.append((end, [seed]))
+    for height, ended in labels:
+        label = f"seed{'s' if len(ended) > 1 else ''} {', '.join(map(str, sorted(ended)))}"
+        ax.annotate(label, (1, height), xytext=(6, -3), textcoords="offset points", fontsize=8)
     ax.set_yscale("log")
     ax.set_xlim(-0.25, 1.45)
     ax.set_xticks([0, 1], ["f projected", "w trained"])

@@ -141,7 +141,7 @@ def forecasts(groups: list[Group]) -> Figure | None:
     figure = Figure(figsize=(6.4, 3.0), layout="constrained")
     ax = figure.subplots()
     ax.axhline(0, color="black", linewidth=0.8, linestyle=":")
-    ax.plot(shown[0].records[0]["curves"]["target"], color="black", linewidth=1.0, label="what came")
+    ax.plot(shown[0].records[0]["curves"]["target"], color="black", linewidth=1.0, label="actual values")
     for group in shown:
         style = DASHED["hardnet"] if group.method == "mint" else "-"
         values = group.records[0]["curves"]["forecast"]
