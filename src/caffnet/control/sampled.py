@@ -1,12 +1,12 @@
 r"""Inputs held between samples: the reserve that makes a sampled controller safe.
 
-A controller looks at the state every `dt` and holds its input until the next look. With
-``φ(x, u) = dh/dt + α(h)`` the barrier's condition is ``φ >= 0``; it is imposed at the looks, and must hold between
-them. While u is held, φ changes at the rate
+A controller samples the state every `dt` and holds its input until the next sample. With ``φ(x, u) = dh/dt + α(h)``
+the condition of the barrier is ``φ >= 0``; it is imposed at the samples and must hold between them. While u is held, φ
+changes at the rate
 
     φ̇(x, u) = ∂φ/∂x (f(x) + g(x) u),
 
-so that ``φ(x(t_k), u) >= dt · sup (-φ̇)`` keeps ``φ >= 0`` until the next look, and so ``h >= 0``. That supremum over
+so that ``φ(x(t_k), u) >= dt · sup (-φ̇)`` keeps ``φ >= 0`` until the next sample, and so ``h >= 0``. That supremum over
 the states and inputs in question, times `dt`, is the `reserve` of `BarrierConstraint`, one number per function. It is
 bounded by ``L M`` if φ has the Lipschitz constant L in x and the state is never faster than M.
 
@@ -14,11 +14,11 @@ bounded by ``L M`` if φ has the Lipschitz constant L in x and the state is neve
 
     φ(x, u) = L_f h + L_g h u + α(h) - Σ_i |∂h/∂x_i| δ_i  <=  dh/dt + α(h)      for every such w.
 
-The state moves with w, and so does φ between the looks, by as much as the worst w makes of it:
+Between the samples w moves the state, and so changes φ, at worst at the rate
 
     φ̇ = ∂φ/∂x (f + g u + w)  >=  ∂φ/∂x (f + g u) - Σ_i |∂φ/∂x_i| δ_i,
 
-which is the rate that the reserve is made for. In the bound ``L M`` the speed is at most ``|f + g u| + |δ|``.
+which is the rate that the reserve covers. In the bound ``L M`` the speed is at most ``|f + g u| + |δ|``.
 """
 
 from __future__ import annotations
@@ -56,19 +56,20 @@ def hold_reserve(
     Either from bounds that you know, a guarantee:
 
     Args:
-        constraint: without a reserve; its `inputs` bound what may be held, its `disturbance` what comes on top.
+        constraint: without a reserve; its `inputs` bound the held input, its `disturbance` the velocities that are
+            added.
         dt: how long an input is held.
-        lipschitz: of ``φ(·, u)`` for every admissible u, one number or one per function.
+        lipschitz: Lipschitz constant of ``φ(·, u)`` for every admissible u, one number or one per function.
         speed: a bound on ``|f + g u|`` (and, of a moving barrier, on the speed of the state with its time); the length
             of the disturbance is added.
 
     Or from samples, an estimate:
 
         lower: the box of states, ``(n_x,)``.
-        upper: its other corner.
-        times: the interval of time, of a moving barrier.
-        samples: how many states (Sobol points) are looked at, each with a random admissible input and an extreme one.
-        factor: on the largest rate that was seen, for those that were not.
+        upper: the other corner of the box.
+        times: the interval of time, for a moving barrier.
+        samples: number of states (Sobol points), each with a random admissible input and an extreme one.
+        factor: multiplies the largest rate that was seen, as larger rates may exist.
 
     >>> from caffnet.control import InsideBox, Integrator
     >>> box = AffineSet.box(-1.0, 1.0, dim=1)
