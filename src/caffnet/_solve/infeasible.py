@@ -26,7 +26,7 @@ from caffnet._solve.problem import Answer, Options, Problem, Status, is_diagonal
 from caffnet.constraints import EQUAL, is_kind
 from caffnet.errors import ConstraintError, InfeasibleError
 
-_EXPLAINED = 5  # samples; nobody reads a thousand
+_EXPLAINED = 5  # samples in a message
 _NAMED = 10  # rows of one conflict
 
 
@@ -114,7 +114,7 @@ def explain(problem: Problem, options: Options, sample: int) -> Conflict:
 
 
 def _rank() -> str:
-    """The rank of this process, as a prefix of its messages; the other processes only see that it has ended."""
+    """Return the rank of this process as a prefix of messages, as other processes only see that it has ended."""
     several = torch.distributed.is_available() and torch.distributed.is_initialized()
     return f"rank {torch.distributed.get_rank()}: " if several else ""
 
@@ -164,7 +164,7 @@ def _indefinite(p: Problem) -> ConstraintError:
 
 
 def _where(p: Problem, name: str, place: Sequence[int]) -> str:
-    """Names an entry in the user's own indices."""
+    """Name an entry by the indices of the user."""
     core = place[-2:] if name in ("A", "metric") else place[-1:]
     row = f" ({p.names[core[0]]})" if name in ("A", "lower", "upper") else ""
     sample = sample_index(place[0], p.batch_shape) if len(place) > len(core) else ()

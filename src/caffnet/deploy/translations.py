@@ -1,4 +1,4 @@
-"""Operations of an exported graph in ONNX: the layer's own, and numbers with all their digits."""
+"""Translations of operations of an exported graph to ONNX: that of the layer, and constants with all their digits."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from caffnet._kernel import native
 
 
 def translations(kernel: bool) -> dict[Any, Any]:
-    """Translations for ``torch.onnx.export``; with `kernel` the operation of the layer is one of them."""
+    """Return the translations for ``torch.onnx.export``, including the operation of the layer with `kernel`."""
     return {**_constants(), **({torch.ops.caffnet.solve.default: _solver()} if kernel else {})}
 
 
 def _constants() -> dict[Any, Any]:
-    """Numbers that stand in a function of the user's, as 0.1 in ``0.1 * x``: the exporter's own have float32 digits."""
+    """Translate constants in a user's function, as 0.1 in ``0.1 * x``: the exporter keeps float32 digits only."""
     import numpy as np
     import onnx
     from onnxscript import opset18 as op
