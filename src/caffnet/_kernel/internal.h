@@ -9,7 +9,7 @@
 #include "kernel.h"
 
 #ifdef __CUDACC__
-#define FN static __device__ __noinline__ /* all in one function would keep the compiler busy for an hour */
+#define FN static __device__ __noinline__ /* inlined into one function, the kernel takes an hour to compile */
 #define INLINE static __device__ __forceinline__
 #define RARE FN
 #define RESTRICT __restrict__
@@ -33,11 +33,11 @@ enum { REJECTED = -1 };                 /* in place of a status */
 enum { COUNT, DO_NOT_SCALE, ARE_IGNORED }; /* soft rows: in everything; not in the scale of a sample; in nothing */
 enum { WHOLE = -1, PARTLY = -2 };       /* in place of an output: a row that is read as n numbers on end, or is not */
 
-/* Two units in the last place: what one operation and the rounding of its input leave. */
+/* Two units in the last place: the error of one operation and of the rounding of its input. */
 #define ROUNDING 0x1p-51
-/* Every row may be exceeded by so many t.search of the largest output, however small its own numbers are. */
+/* Every row may be exceeded by this many times t.search of the largest output, however small its own numbers are. */
 #define SHARE_OF_ALL 4.0
-/* Levels of soft rows that a gradient tells apart. */
+/* The most levels of soft rows that a gradient distinguishes. */
 #define LEVELS 16
 /* A remainder |z|^2 below this share of |a|^2 is projected again. Every row multiplies what the directions lack of being
    orthogonal by |d| / |z|; from one half on that is at most 1, and nothing grows from row to row. */
@@ -171,7 +171,7 @@ typedef struct {
     double *level;             /* (m,) what each soft row of a RELAXED answer is relaxed by */
     int8_t *tier;              /* (m,) the sides of the rows that determine the levels; of a gradient: their levels, 1, 2, ... */
     const char *soft;          /* (m,) 's' for soft rows, or NULL */
-    int hopeless;              /* a soft row that no point satisfies has lost its bounds */
+    int hopeless;              /* a soft row that no point satisfies was given infinite bounds */
     int soft_rows;             /* COUNT, or how they are ignored */
     double *conflict, *fine;   /* (m,) multipliers that prove a set empty, and their lower halves */
     double *farthest, *farthest_fine; /* (m,) those of the conflict of a climb whose proof reached farthest */

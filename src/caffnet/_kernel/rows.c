@@ -338,7 +338,7 @@ INLINE void output_bounds(const Rows *s, Index i, double *low, double *high) {
     *high = up ? s->high[i] : 0.0 - s->low[i];
 }
 
-/* Put y within the rows +-y_j, exactly; those that are relaxed have no say. */
+/* Put y within the rows +-y_j, exactly; relaxed rows are ignored. */
 FN void clamp(const Rows *s, double *y) {
     for (Index i = 0; i < rows_of(s); i++) {
         Index j = s->plain[i];
