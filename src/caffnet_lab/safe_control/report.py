@@ -108,7 +108,7 @@ def agent_table(runs: list[dict[str, Any]]) -> str:
     lines = [
         "## Action-constrained reinforcement learning\n",
         "Rows that depend on the state (Kasaura et al. 2023). Every agent acts through `SafeActions`. `filter`: its",
-        "policy knows nothing of the rows; `project`: the projection is its last layer; `interior`: the bijection into",
+        "policy ignores the rows; `project`: the projection is its last layer; `interior`: the bijection into",
         "the inside, for SAC with exact log-probabilities. Changed: the share of its actions, without noise, that the",
         "filter had to change (float32 rounding included). Short runs on one busy core: read them as a comparison.\n",
         markdown_row(["task", "agent", "seeds", "steps", "return", "changed", "violated", "training", "per action"]),
