@@ -44,7 +44,7 @@ enum { WHOLE = -1, PARTLY = -2 };       /* in place of an output: a row that is 
 #define CANCELLATION 0.5
 /* What a remainder gets back along one direction brings no such factor: a lost decimal digit is what it may cost. */
 #define CANCELLATION_OF_DROP 0.01
-/* Lines of a factor that are worked on together; what is written out for them is written for four. */
+/* Lines of a factor that are processed together; unrolled code assumes four. */
 #define GROUP 4
 /* Smaller sets are answered faster by the general method. */
 #define DIRECT_FROM 12
@@ -55,7 +55,7 @@ enum { WHOLE = -1, PARTLY = -2 };       /* in place of an output: a row that is 
 #define NEWTON_ROUNDS 100
 /* Rows become the tail of cholesky.c when each has this share of the others as neighbours. */
 #define FULL_TAIL 0.5
-/* Numbers in its factors at most: 256 MB, of which only what is used is ever touched. */
+/* Most numbers in its factors: 256 MB, of which only the used part is ever touched. */
 #define MOST_FACTORS 0x2000000
 
 /* What is searched without an orthogonal factorisation: sets that direct.c knows, and other SPARSE rows by newton.c. */
@@ -264,7 +264,7 @@ FN double rounded(double x, int single) { return single ? (double)(float)x : x; 
 
 /* ---------------------------------------------------------------------------------------------- vectors */
 
-/* Eight sums side by side, in as few registers as the processor has for them: a compiler does not find that out by itself.
+/* Eight sums side by side, in as few registers as the processor has for them: compilers do not do this themselves.
    WIDTH is how many numbers one instruction adds or multiplies. */
 #if defined(__CUDACC__) || defined(__AVX512F__)
 #define WIDTH 8

@@ -80,7 +80,7 @@ FN void stationarity(const CaffnetBatch *batch, int64_t b, const Work *work, con
     for (Index j = 0; j < n; j++) dual->miss[j] += dual->low[j];
 }
 
-/* Whether what is missed is at most a `share` of its terms; a multiplier that should vanish is rounding of the others. */
+/* Whether the residual is at most a `share` of its terms; a multiplier that should vanish is rounding of the others. */
 FN int is_stationary(const Work *work, const Dual *dual, double share) {
     Index n = outputs_of(&work->rows);
     double least = (work->single ? 0x1p-23 : 0x1p-52) * largest(dual->size, n) + work->t.underflow;

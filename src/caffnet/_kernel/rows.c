@@ -73,7 +73,7 @@ RARE double size_of_large(const double *a, Index n) {
     return size;
 }
 
-/* Scale row i by a power of two that is no number to multiply by; its |a|_1. */
+/* Scale row i by a power of two that is out of the range of numbers; its |a|_1. */
 RARE double scale_far(Rows *s, Index i, Index exponent, const double *from, Index n) {
     double *a = row_of(s, i);
     s->factor[i] = 0.0;
