@@ -49,7 +49,7 @@ class CAffNet(nn.Module):
     between it and f, so within ``2 |w'|`` of f. The answer is the candidate nearest to f. (Where the face of P(f) has
     room for w', that candidate is within ``sqrt(1 + c²) d``.) So the output is continuous where f leaves the set; where
     the face changes it still jumps, by no more than ``2 (1 + 2c) d``. ``search="lite"`` leaves out faces and
-    jumps by itself.
+    jumps for that reason.
 
     Everything in w' is differentiated: w, and the factor by w, by f and by the set through d. Where the limit holds,
     only the direction of w counts, so its gradient is orthogonal to w. With ``gradient="tangent"`` this part stays

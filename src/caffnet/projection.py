@@ -131,12 +131,12 @@ class Projection:
         if self.goal is None:
             raise ConstraintError(
                 "Only the nearest point to f has multipliers: project without w, with norm=2 and a search other than "
-                '"lite" and "paper". With w, the answer lies on the face that is nearest to f, where f + w pulls with '
-                "forces of any sign."
+                '"lite" and "paper". With w, the answer lies on the face that is nearest to f, where multipliers may '
+                "have any sign."
             )
         batch, set = self.value.shape[:-1], self.set
         if sparse.is_sparse(set.A):
-            raise ConstraintError("Multipliers need whole rows, and these are sparse: project on set.to_dense().")
+            raise ConstraintError("Multipliers need rows in full, and these are sparse: project on set.to_dense().")
         problem = flatten(set, self.goal, None, batch)
         if not are_concrete(problem.tensors):
             raise ConstraintError("Multipliers are computed outside of compiled graphs and torch.func transforms.")
@@ -356,7 +356,7 @@ def validate(
             raise ConstraintError(f"w must have the shape of f {tuple(f.shape)}, got {tuple(w.shape)}.")
     if is_jit_tracing():
         raise ConstraintError(
-            "torch.jit.trace would keep the search of its one example: use torch.export, or torch.onnx.export with "
+            "torch.jit.trace would record the search for its one example: use torch.export, or torch.onnx.export with "
             "dynamo=True."
         )
     if fitting.metric is not None and (options.norm != 2 or options.search == "paper"):
@@ -412,7 +412,7 @@ def _check_point(name: str, t: Tensor, constraints: AffineSet) -> None:
     shape = t.shape
     if not shape or shape[-1] != constraints.n:
         raise ConstraintError(
-            f"{name} must have shape (..., {constraints.n}) to meet {constraints}, got {tuple(shape)}."
+            f"{name} must have shape (..., {constraints.n}) to match {constraints}, got {tuple(shape)}."
         )
 
 

@@ -188,7 +188,7 @@ def _in_full(set: AffineSet) -> AffineSet:
 def _with_objective(rows: AffineSet, Q: ArrayLike | None, q: Tensor) -> AffineSet:
     """Return the set with Q as its metric, or None if Q is None or the number 0."""
     if not isinstance(rows, AffineSet):
-        return rows  # `validate` says what is wrong
+        return rows  # `validate` raises the error
     if not isinstance(q, Tensor) or Q is None or (isinstance(Q, int | float) and Q == 0):
         return rows
     matrix = Q if isinstance(Q, Tensor) else torch.as_tensor(np.asarray(Q), dtype=q.dtype, device=q.device)
@@ -221,9 +221,8 @@ def _complain(problem: Problem, found: proximal.Minimum, options: Options) -> No
             least = torch.linalg.eigvalsh(stationary.full(Q, problem.f))
             least = float(least[0] if least.ndim == 1 else least[sample, 0])
             raise ConstraintError(
-                f"Q must be positive semidefinite; the smallest eigenvalue of that of sample "
-                f"{sample_index(sample, problem.batch_shape) or '()'} is {least:.4g}: there the function curves "
-                "downward, and the problem is not convex."
+                f"Q must be positive semidefinite; its smallest eigenvalue at sample "
+                f"{sample_index(sample, problem.batch_shape) or '()'} is {least:.4g}, so the problem is not convex."
             )
     endless = (answer.status == Status.UNBOUNDED).nonzero().squeeze(-1)
     if len(endless):

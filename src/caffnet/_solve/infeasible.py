@@ -155,10 +155,10 @@ def _indefinite(p: Problem) -> ConstraintError:
     assert p.metric is not None
     least = p.metric[..., 0, :].amin(-1) if is_diagonal(p.metric) else torch.linalg.eigvalsh(p.metric)[..., 0]
     sample = int(least.argmin())
-    whose = f"of sample {sample_index(sample, p.batch_shape)}" if least.ndim else "of all samples"
+    whose = f"at sample {sample_index(sample, p.batch_shape)}" if least.ndim else "at all samples"
     return ConstraintError(
-        f"{_rank()}The metric (the weights of soft rows are part of it) must be positive definite; the smallest "
-        f"eigenvalue of that {whose} is {float(least.reshape(-1)[sample]):.4g}. Add a multiple of the identity, or "
+        f"{_rank()}The metric (the weights of soft rows are part of it) must be positive definite; its smallest "
+        f"eigenvalue {whose} is {float(least.reshape(-1)[sample]):.4g}. Add a multiple of the identity, or "
         "find out why it is singular."
     )
 

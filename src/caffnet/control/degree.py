@@ -31,8 +31,8 @@ def check_reached(barrier: Barrier, system: ControlAffine, samples: Tensor | Non
         return
     raise ConstraintError(
         f"The input does not reach {_told(barrier, ~hit)}: L_g h = 0 at all {len(reached)} states looked at, so "
-        "its relative degree is 2 or more. Raise it: HighOrder(barrier, system) in place of the barrier, once per "
-        "derivative that is missing. (If it is reached elsewhere, pass samples, states where it is.)"
+        "its relative degree is 2 or more. Write HighOrder(barrier, system) in place of the barrier, once per missing "
+        "derivative. (If the input reaches it elsewhere, pass samples: states where it does.)"
     )
 
 
@@ -86,8 +86,8 @@ def reach(barrier: Barrier, system: ControlAffine, samples: Tensor | None) -> Te
     known = reached.isfinite() & size.isfinite()
     if not (finite := known.any(0)).all():
         raise ConstraintError(
-            f"The gradient of {_told(barrier, ~finite)} is finite at none of the {len(x)} states looked at, so nothing "
-            "is known of it: look for 0/0, log or sqrt in it, or pass samples, states where it is defined."
+            f"The gradient of {_told(barrier, ~finite)} is finite at none of the {len(x)} states looked at, so its "
+            "degree is not known: look for 0/0, log or sqrt in it, or pass samples: states where it is defined."
         )
     return known & (reached > tolerance.reach(x.dtype) * size)
 
@@ -108,7 +108,7 @@ def _look(
     raise ConstraintError(
         f"{what} cannot be evaluated at the states looked at: {str(failed).splitlines()[0]} Write torch.where in place "
         "of an if on values (batches come by vmap); for a function in another number type or on another device pass "
-        "samples, states that it takes, or an empty tensor for no check."
+        "samples: states that it accepts, or an empty tensor for no check."
     ) from failed
 
 

@@ -182,9 +182,7 @@ class TruncatedNormal(_Estimated):
 
     def __init__(self, set: AffineSet, loc: Tensor, scale: Tensor):
         if set.n > 2:
-            raise ConstraintError(
-                f"TruncatedNormal knows the mass inside a set for 1 or 2 outputs, got {set.n}: use InteriorNormal."
-            )
+            raise ConstraintError(f"TruncatedNormal works for 1 or 2 outputs, got {set.n}: use InteriorNormal.")
         if "=" in set.row_kinds:
             raise ConstraintError("TruncatedNormal needs a set with an interior, got equalities: use InteriorNormal.")
         self.set, self.loc, self.scale = (set := set.like(loc, "loc")), loc, scale

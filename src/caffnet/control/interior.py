@@ -244,8 +244,8 @@ def interior_point(set: AffineSet, near: Tensor | None = None) -> Tensor:
     if empty.any():
         place = tuple(empty.nonzero()[0].tolist()) if set.batch_shape else ()
         raise ConstraintError(
-            f"The set has no interior ({int(empty.sum())} of {empty.numel()} samples, first {place}), so nothing "
-            "can be spread over it: look for such states with caffnet.control.audit, or relax its rows."
+            f"The set has no interior ({int(empty.sum())} of {empty.numel()} samples, first {place}), so a "
+            "distribution cannot spread over it: look for such states with caffnet.control.audit, or relax its rows."
         )
     return centre.to(typed(set).dtype)
 
@@ -386,7 +386,7 @@ def _null_space(set: AffineSet) -> Tensor | None:
     if len(equal) > set.n or not (diagonal > tolerance.rank(set.dtype, set.n) * diagonal.amax(-1, keepdim=True)).all():
         raise ConstraintError("The equalities depend on each other: leave out those that follow from the rest.")
     if len(equal) == set.n:
-        raise ConstraintError("The equalities leave a single point: there is nothing to spread over.")
+        raise ConstraintError("The equalities leave a single point: a distribution cannot spread over it.")
     return Q[..., len(equal) :]
 
 

@@ -269,7 +269,8 @@ def check_undisturbed(barrier: Barrier, disturbance: Tensor, samples: Tensor | N
         if reached is not None and reached.any():
             raise ConstraintError(
                 f"The disturbance acts directly on a function under HighOrder ({', '.join(below.names or ('h',))}), "
-                "which its rows cannot make up for: give one of the states that the input moves, 0 for others."
+                "which its rows cannot compensate for: give a disturbance of the states that the input moves, 0 for "
+                "the others."
             )
 
 

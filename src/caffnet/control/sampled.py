@@ -82,7 +82,7 @@ def hold_reserve(
     if not 0 < dt < math.inf:
         raise ConstraintError(f"dt must be positive and finite, got {dt!r}.")
     if constraint.reserve is not None:
-        raise ConstraintError("The constraint has a reserve already: find it from the constraint without.")
+        raise ConstraintError("The constraint has a reserve already: call hold_reserve with the constraint without it.")
     known = lipschitz is not None and speed is not None
     if known == (lower is not None and upper is not None):
         raise ConstraintError("Give bounds (lipschitz and speed) or a box to sample (lower and upper), one of the two.")
@@ -147,13 +147,15 @@ def _held_inputs(constraint: BarrierConstraint, samples: int, dtype: torch.dtype
     """Admissible inputs, ``(samples, n_u)``: spread out, and at the corners, where a rate is mostly largest."""
     n_u = constraint.system.n_u
     if constraint.inputs is None:
-        raise ConstraintError("Without limits on the input no rate is bounded: give BarrierConstraint its inputs.")
+        raise ConstraintError(
+            "Without limits on the input the rates are not bounded: give BarrierConstraint its inputs."
+        )
     limits: AffineSet = constraint.inputs.to(dtype)
     bounds = torch.cat([side[side.isfinite()].abs() for side in (limits.lower, limits.upper)])
     size = (1 + bounds.max()) / limits.A.norm(dim=-1).min()  # of the set, roughly
     out = torch.randn(samples, n_u, dtype=dtype, generator=torch.Generator().manual_seed(0))
     corners = project(OUTSIDE * size * out, limits).value
     if corners.abs().max() > OUTSIDE / 4 * size:  # they lie as far out as what was projected
-        raise ConstraintError("The inputs are not bounded, so no rate is: give limits on every input.")
+        raise ConstraintError("The inputs are not bounded, so the rates are not: give limits on every input.")
     share = torch.rand(samples, 1, dtype=dtype, generator=torch.Generator().manual_seed(1))
     return [corners, share * corners + (1 - share) * corners.flip(0)]

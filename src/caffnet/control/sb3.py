@@ -154,7 +154,7 @@ class _SACActor(SACActor):
     def __init__(self, *args: Any, constraint: Rows, centre: Centre, **kwargs: Any):
         super().__init__(*args, **kwargs)
         if self.use_sde:
-            raise ConstraintError("The policy has noise of its own: use it with use_sde=False.")
+            raise ConstraintError("The policy has its own noise: use it with use_sde=False.")
         self.sets = ActionSets(constraint, self.action_space, True, centre)
 
     def _distribution(self, obs: Any) -> InteriorNormal:
@@ -207,7 +207,7 @@ class SafePPOPolicy(ActorCriticPolicy):
     def __init__(self, *args: Any, constraint: Rows, centre: Centre = None, **kwargs: Any):
         super().__init__(*args, **kwargs)
         if self.use_sde:
-            raise ConstraintError("The policy has noise of its own: use it with use_sde=False.")
+            raise ConstraintError("The policy has its own noise: use it with use_sde=False.")
         self.constraint, self.centre = constraint, centre
         self.sets = ActionSets(constraint, self.action_space, False, centre)
 

@@ -124,7 +124,7 @@ def interval_of(set: AffineSet) -> tuple[Tensor, Tensor]:
     high = torch.where(a > 0, ends, math.inf).amin(-1)
     low = torch.where(a < 0, ends, -math.inf).amax(-1)
     if not (low < high).all() or not (b[(a == 0).expand_as(b)] >= 0).all():
-        raise ConstraintError("The set has no interior, so nothing can be spread over it: relax its rows.")
+        raise ConstraintError("The set has no interior, so a distribution cannot spread over it: relax its rows.")
     return low, high
 
 

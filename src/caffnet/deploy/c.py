@@ -221,7 +221,7 @@ def _names_at_one(rows: Callable[[Tensor], dict[str, Tensor]], x: Tensor) -> lis
     except IndexError as error:
         raise ConstraintError(
             f"The function of the rows fails for one sample x of shape {tuple(x[0].shape)}: {error}. Write x[..., i], "
-            "not x[:, i]: it reads a sample and a batch alike."
+            "not x[:, i]: it works for one sample and for a batch."
         ) from error
 
 

@@ -53,7 +53,8 @@ def to_onnx(model: Source, path: str | Path, *, operators: str = "caffnet", inpu
         metric = layer_of(source).set_at(samples_of(source, inputs)).metric
         if metric is not None and not is_diagonal(metric):
             raise ConstraintError(
-                'The standard operators of ONNX factorise no matrix: choose operators="caffnet", or a diagonal metric.'
+                'The standard operators of ONNX cannot factorise a matrix: choose operators="caffnet", or a diagonal '
+                "metric."
             )
     try:
         import onnxscript  # noqa: F401

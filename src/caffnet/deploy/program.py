@@ -204,7 +204,7 @@ class Traced:
     """The graph of a model for any batch, compared with it at the samples.
 
     Args:
-        model: what is traced.
+        model: the model to trace.
         inputs: samples of its input, or None for random ones.
         plain: the graph lists sub-constraints: it rounds in another way, so it is not compared as a whole.
 

@@ -82,8 +82,8 @@ def _trace(function: Callable[[Tensor], Sequence[Tensor]], x: Tensor) -> torch.f
         if "trying to get value out of a tracing tensor" not in str(error):
             raise
         raise ConstraintError(
-            "The constraint function reads a number that depends on its input (a branch, .item(), an index), and a "
-            "program holds one way only: write torch.where, or torch.gather for an index."
+            "The constraint function reads a number that depends on its input (a branch, .item(), an index), but a "
+            "program can hold only one branch: write torch.where, or torch.gather for an index."
         ) from None
     traced.graph.eliminate_dead_code()
     return traced

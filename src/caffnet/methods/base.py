@@ -149,7 +149,7 @@ class Method(nn.Module, abc.ABC):
 
     def _check_outputs(self, f: Tensor, set: AffineSet) -> None:
         if f.shape[-1] != set.n:
-            raise ConstraintError(f"The backbone must return (..., {set.n}) to meet {set}, got {tuple(f.shape)}.")
+            raise ConstraintError(f"The backbone must return (..., {set.n}) to match {set}, got {tuple(f.shape)}.")
 
     def raw(self, x: Any, nominal: Tensor | None = None) -> Tensor:
         """Return the output of the backbone, plus `nominal` if one is given."""
