@@ -207,7 +207,7 @@ def test_a_barrier_that_is_nowhere_finite_is_refused():
     with pytest.raises(ConstraintError, match="The gradient of root is finite at none of the 64 states"):
         BarrierConstraint(mass, Stack(speed, root))
     far = FunctionBarrier(lambda x: (x[2] - 50).sqrt(), names=["far"])
-    with pytest.raises(ConstraintError, match="pass samples, states where it is defined"):
+    with pytest.raises(ConstraintError, match="pass samples: states where it is defined"):
         BarrierConstraint(mass, far)
     BarrierConstraint(mass, far, samples=torch.tensor([[0.0, 0.0, 60.0, 0.0]]))
     right, left = FunctionBarrier(lambda x: x[2].sqrt()), FunctionBarrier(lambda x: (-x[2]).sqrt())

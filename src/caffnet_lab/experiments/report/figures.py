@@ -67,7 +67,7 @@ STYLE: Any = {
 FIGURE_SEED = {"pwc": 6, "cbf": 10}
 LEAST_GAP = 1e-3  # of a loss summed over 1000 samples: what lies below is solved
 DPI = 200
-PENALTIES = "The losses of NN and HardNet have their penalty in them, 100 times the squared violations."
+PENALTIES = "The losses of NN and HardNet include their penalty, 100 times the squared violations."
 #: Where a figure is one of the paper's.
 PAPER_FIGURES = {
     **{("pwc", "functions"): "Figure 4", ("pwc", "loss"): "Figure 5"},
@@ -101,7 +101,7 @@ def figures(groups: list[Group], best: dict[int, float] | None = None) -> dict[s
         best = optima(groups) if best is None else best
         if any(gap < 0 for group in groups for gap in _gaps(group, best).values()):
             caption += (
-                " Open triangles: below IPOPT's objective, which takes a violation of the constraints or a better "
+                " Open triangles: below IPOPT's objective, which needs a violation of the constraints or a better "
                 "local optimum."
             )
         wanted.append(("gap", caption, partial(optimality_gap, best=best)))
