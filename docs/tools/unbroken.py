@@ -7,7 +7,8 @@ from typing import Any
 
 _CODE = re.compile(r"(<(pre|code|math|svg)\b.*?</\2>|<[^>]*>)", re.DOTALL)
 _NUMBER = re.compile(
-    r"(?:&[lg]t;= )?(?<![\w.])-?\d*\.?\d+(?:e[+-]?\d+)?(?:(?: \d+)+(?![\w.])|(?: (?:%|µs|ms|s|kB|MB|GB|MiB)(?!\w))?)",
+    r"(?:&[lg]t;= )?(?<![\w.])-?\d*\.?\d+(?:e[+-]?\d+)?"
+    r"(?:(?: \d+)+(?![\w.])| (?:±|of) \d+(?:\.\d+)?(?![\w.])|(?: (?:%|µs|ms|s|kB|MB|GB|MiB)(?!\w))?)",
     re.ASCII,
 )
 _OPTION = re.compile(r"<code>(?=-[^<]{1,24}</code>)")

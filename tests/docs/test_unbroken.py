@@ -24,6 +24,13 @@ def test_groups_comparisons_and_options_are_marked():
     assert unbroken.on_page_content(page) == f'<td>{marked}</td><code class="number">--name</code>'
 
 
+def test_spreads_and_shares_are_marked():
+    page = "<td>-73.2 ± 222.6</td><td>0 of 12000</td><td>3 of them</td>"
+    span = '<span class="number">{}</span>'.format
+    marked = f"<td>{span('-73.2 ± 222.6')}</td><td>{span('0 of 12000')}</td><td>3 of them</td>"
+    assert unbroken.on_page_content(page) == marked
+
+
 def test_everything_else_stays():
     for page in (
         '<a href="x-1.html#a-2" title="1e-5">dcopf-118, forecast-wiki2, 2026-11-18</a>',
