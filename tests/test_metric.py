@@ -222,7 +222,7 @@ def test_an_exported_graph_has_the_metric():
 def test_what_cannot_be_a_metric_is_refused():
     set, f, M = polytope(95, batch=3, n=2, m=3)
     M[1] = torch.tensor([[1.0, 2.0], [2.0, 1.0]], dtype=DOUBLE)
-    with pytest.raises(ConstraintError, match=r"smallest eigenvalue of that of sample \(1,\) is -1"):
+    with pytest.raises(ConstraintError, match=r"smallest eigenvalue at sample \(1,\) is -1"):
         project(f, set, metric=M)
     marked = project(f, set, metric=M, on_infeasible="nan")
     assert marked.status.tolist()[1] == Status.INVALID and marked.value[1].isnan().all()

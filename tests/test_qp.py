@@ -390,7 +390,7 @@ def test_what_has_no_minimum():
 def test_what_cannot_be_a_program_is_refused():
     Q, q, A, b = program(81, batch=3)
     set = AffineSet.inequality(A, b)
-    with pytest.raises(ConstraintError, match=r"smallest eigenvalue of that of sample \(0,\) is -1"):
+    with pytest.raises(ConstraintError, match=r"smallest eigenvalue at sample \(0,\) is -1"):
         solve_qp(-torch.eye(3, dtype=DOUBLE), q, set)
     marked = solve_qp(torch.stack([-torch.eye(3, dtype=DOUBLE), *Q[1:]]), q, set, on_infeasible="nan")
     assert marked.status[0] == Status.INVALID and marked.value[0].isnan().all()

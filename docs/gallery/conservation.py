@@ -137,8 +137,8 @@ figure.tight_layout()
 # ## What to watch for
 #
 # - The mass of step `k` is taken from step `k - 1`, so rounding adds up: some 1e-7 per step in float32. Pass the mass
-#   of the start along with the state if that matters.
-# - A law that is only nearly true (an open boundary) belongs into the bounds, as a two-sided row, or not here at all.
+#   of the start along with the state if this matters.
+# - A law that is only nearly true (an open boundary) must be a two-sided row with some room, or left out.
 # - The layer enforces laws, not accuracy. It helps here because wrong mass is the error that grows. A plain network
 #   that is trained for longer, or over several steps, drifts later; it still drifts.
 # - Nonlinear laws (energy) are not affine in the next state. Linearise them around this state, or choose variables in

@@ -49,7 +49,7 @@ def cost(y):
 # %%
 # ## The constraints
 #
-# The rows are the same for every load, only the bounds change. So they are prepared once.
+# The rows are the same for every load and only the bounds change, so the rows are prepared once.
 
 lines = AffineSet(F, -limit, limit, names=[f"line {a}-{b}" for a, b in ends])
 rows = prepare(AffineSet.equality(torch.ones(1, 6), [0.0], names=["balance"]) & lines & AffineSet.box(0.0, 2.0, dim=6))
@@ -100,8 +100,8 @@ print(f"the two agree to {np.abs(one_by_one - optimum.numpy()).max():.0e}")
 # %%
 # ## Prices
 #
-# What one more unit of load costs at a bus is the derivative of the least cost with respect to that load. The layer is
-# differentiable in its bounds, so it is one `backward`.
+# The price at a bus, the cost of one more unit of load there, is the derivative of the least cost with respect to that
+# load. The layer is differentiable in its bounds, so one `backward` computes all prices.
 
 
 def prices(x):
@@ -168,9 +168,8 @@ figure.tight_layout()
 # %%
 # ## What to watch for
 #
-# - A bound of shape `(B,)` needs its row axis; here all bounds are `(B, 15)`.
-# - Prices jump where a line fills up. At such a kink any price between the two is right, and you get one of them.
-# - With linear costs the metric is not positive definite. Project a point far along `-c` instead, as in
-#   [the yardsticks](../yardsticks.md).
-# - A load that no plan can serve raises `InfeasibleError` and names the lines in conflict:
-#   [Empty sets](../guides/infeasible.md).
+# - A bound of shape `(B,)` needs an axis for the rows; here all bounds are `(B, 15)`.
+# - Prices jump where a line reaches its limit. At such a kink any price between the two is right, and you get one of
+# them. - With linear costs the metric is not positive definite. Project a point far along `-c` instead, as in   [the
+# yardsticks](../yardsticks.md). - A load that no plan can serve raises `InfeasibleError` and names the lines in
+# conflict:   [Empty sets](../guides/infeasible.md).

@@ -25,8 +25,8 @@ torch.set_default_dtype(torch.float64)
 # %%
 # ## Data
 #
-# Sales of eight shops over three years: a level, a week, good and bad times of each region, and chance. Most shops sell
-# less than one piece a day.
+# Sales of eight shops over three years: a level, a weekly pattern, good and bad times of each region, and noise. Most
+# shops sell less than one piece a day.
 
 days, shops = (400 if quick else 1100), 8
 t = torch.arange(days).unsqueeze(-1)
@@ -56,7 +56,7 @@ covariance = errors.T @ errors / len(errors) + 1e-3 * torch.eye(11)
 # %%
 # ## Reconcile
 #
-# `add_up` has the three sums; with the box it is the set.
+# `add_up` has the three sums; together with the box they are the set.
 
 add_up = AffineSet.equality(torch.cat([torch.eye(3), -sums[:3]], -1), torch.zeros(3), names=["all", "north", "south"])
 coherent = add_up & AffineSet.box(0.0, None, dim=11)
@@ -71,7 +71,7 @@ forecasts["projected"] = project(base, coherent, metric=metric).value
 # %%
 # ## Train through the layer
 #
-# A small network corrects the base forecasts of all series at once, and is put into the set at its end.
+# A small network corrects the base forecasts of all series at once; the layer at its end puts them into the set.
 
 
 class Correction(nn.Module):
@@ -136,7 +136,7 @@ figure.tight_layout()
 # ## What to watch for
 #
 # - The metric is the *inverse* covariance of the base errors. With few days shrink it (here `1e-3` on the diagonal).
-# - Equalities are always active, so every forecast moves. That is what coherence asks for.
-# - Training through the layer needs data; with two years a small correction is all that pays. Compare it with the
-#   projection alone, as above and in [the yardsticks](../yardsticks.md).
+# - Equalities are always active, so every forecast moves: coherence requires it.
+# - Training through the layer needs data; with two years only a small correction helps. Compare it with the projection
+#   alone, as above and in [the yardsticks](../yardsticks.md).
 # - A new shop is a new column of the rows: build the set from the hierarchy, not by hand.

@@ -3,11 +3,11 @@
 **The problem.** A mass on a plane is driven to the origin by a force. The force lies in an octagon, and the speed must
 stay below 1 in each direction. A predictive controller (MPC) plans 12 steps ahead, too slow for a small machine.
 
-**The usual alternative.** A network imitates it, and its outputs are clipped. Clipping knows a box, not an octagon, and
-nothing of the speed after the step.
+**The usual alternative.** A network imitates the controller, and its outputs are clipped. Clipping handles a box, not
+an octagon, and ignores the speed after the step.
 
-**Here** the network ends in a layer with the rows of the next step. It is trained through it, exported as plain C, and
-answers in microseconds with the same guarantee.
+**Here** the network ends in a layer with the rows of the next step. It is trained through the layer, exported as plain
+C, and answers in microseconds with the same guarantee.
 """
 
 import subprocess
@@ -137,7 +137,7 @@ assert results["layer"][1].max() < 1e-12
 # ## In C
 #
 # `to_c` writes the network, the rows and the kernel as C that allocates nothing; its test program compares 64 answers
-# with torch, and measures.
+# with torch, and times the step.
 
 with tempfile.TemporaryDirectory() as folder:
     to_c(policy, folder, name="robot", inputs=begin)
@@ -166,9 +166,8 @@ figure.tight_layout()
 # %%
 # ## What to watch for
 #
-# - One step of rows keeps the limits of one step. A limit on *position* also needs that braking is possible: use a
-#   barrier of relative degree two, or an invariant set.
-# - Imitate where the expert goes: the states here are random. For a narrow task collect them along its paths.
-# - Only Linear, ReLU, SiLU, Tanh and BatchNorm1d are written in C. Of another network export the layer alone.
-# - `robot_data.h` states the worst case of a step; use it, not the mean, for a hard deadline.
-#   [Deployment](../guides/deployment.md) has the rest.
+# - Rows for one step keep the limits for one step. For a limit on *position*, braking must be possible too: use a
+# barrier   of relative degree two, or an invariant set. - Imitate the expert in the states that it visits: the states
+# here are random. For a narrow task collect them along its   paths. - Only Linear, ReLU, SiLU, Tanh and BatchNorm1d are
+# written in C. For any other network export the layer alone. - `robot_data.h` states the worst case of a step; use it,
+# not the mean, for a hard deadline.   [Deployment](../guides/deployment.md) has the rest.

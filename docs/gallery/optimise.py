@@ -3,8 +3,8 @@
 **The problem.** DC3's task: for every input `x`, find the `y` of least cost under `A y = x` and `G y <= h`. The cost is
 not convex: `½ yᵀQy + pᵀ sin(y)`. A network should answer in microseconds what a solver answers in milliseconds.
 
-**The usual alternative** is DC3: complete the equalities, correct the inequalities by gradient steps. It is nearly
-feasible. A penalty and a projection afterwards is the other one: feasible, but never trained for its answers.
+**The usual alternatives.** DC3 completes the equalities and corrects the inequalities by gradient steps. It is nearly
+feasible. A penalty with a projection after training is feasible, but not trained for its projected answers.
 
 **Here** the network is trained through the layer, on the cost alone. No optimal answers are needed for training.
 """
@@ -48,7 +48,7 @@ train, test = 2 * torch.rand(3000, e) - 1, 2 * torch.rand(200, e) - 1
 # %%
 # ## The best answers
 #
-# Without learning: gradient steps, each projected on the set. For a small non-convex problem that is a solver.
+# Without learning: gradient steps, each projected on the set. For a small non-convex problem this is a solver.
 
 
 def optimum(x, steps):
@@ -65,7 +65,7 @@ solver_time = (time.perf_counter() - start) / len(test)
 # %%
 # ## Three networks
 #
-# Of equal size, with the same training. `caffnet.methods` has the rivals and one training loop for all.
+# They have equal size and the same training. `caffnet.methods` has the rivals and one training loop for all.
 
 torch.manual_seed(1)
 models = {
@@ -112,7 +112,7 @@ figure.tight_layout()
 # %%
 # ## What to watch for
 #
-# - A cost below the optimum is no success: that answer breaks rows. Always look at both columns.
+# - A cost below the optimum is not a success: such an answer breaks rows. Always look at both columns.
 # - If the cost is convex and quadratic, do not train: one projection in its metric is the optimum.
 # - `gradient="tangent"` matters here: at the optimum many rows are active, and with the exact gradient an answer never
 #   leaves them again.

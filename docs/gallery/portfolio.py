@@ -7,7 +7,7 @@ negative or above 20 %, no sector above 45 %, and at most 20 % of the portfolio 
 broken when it matters; or the weights are clipped and scaled afterwards, which trades more than allowed.
 
 **Here** all rules are rows. Turnover is an absolute value, `Σ|w - w_old| <= 0.2`. It becomes affine with two outputs
-per asset, what is bought and what is sold.
+per asset, the amounts bought and sold.
 """
 
 import sys
@@ -24,8 +24,7 @@ assets, weeks = 12, (60 if quick else 500)
 # %%
 # ## Data
 #
-# Signals fade over some weeks and say something about next week's returns, in a way that is not linear. Most of a
-# return is chance.
+# Signals fade over some weeks and carry nonlinear information about next week's returns. Most of a return is noise.
 
 sectors = torch.eye(3).repeat_interleave(4, -1)  # three sectors of four assets
 
@@ -45,7 +44,7 @@ train, test = market(64), market(200)
 # %%
 # ## The rules
 #
-# The outputs are what is bought and what is sold, 24 numbers `(b, s) >= 0`; the weights are `w_old + b - s`. The rows
+# The outputs are the amounts bought and sold, 24 numbers `(b, s) >= 0`; the weights are `w_old + b - s`. The rows
 # are the same every week; the bounds depend on the old weights, which are a part of the input.
 
 buy, sell = torch.eye(assets), -torch.eye(assets)
@@ -66,8 +65,8 @@ def rules(x):
 # %%
 # ## Train
 #
-# A policy maps signals and old weights to trades. The loss is that of an investor, along paths of 20 weeks: the mean of
-# what is earned, less its variance, after the costs of trading.
+# A policy maps signals and old weights to trades. The loss is that of an investor, along paths of 20 weeks: the mean
+# earnings less their variance, after the costs of trading.
 
 
 class Trader(torch.nn.Module):
@@ -118,7 +117,8 @@ models = {
 # %%
 # ## Compare
 #
-# On paths that were not used. The Sharpe ratio of a year is the mean of what is earned over its deviation, times √52.
+# On paths that were not used for training. The yearly Sharpe ratio is the mean of the earnings over their deviation,
+# times √52.
 
 span = 20 if quick else 100
 results = {}
@@ -147,7 +147,7 @@ figure.tight_layout()
 # ## What to watch for
 #
 # - Compare only what is allowed: the free softmax trades far more than 20 % a week.
-# - Nothing keeps an asset from being bought and sold in the same week; costs do.
+# - The rows allow buying and selling the same asset in one week; only the costs prevent it.
 # - The old weights must satisfy the limits, or a small turnover cannot repair them: the set is then empty, and the
 #   error names the sector and the turnover. Where weights drift with prices, widen the turnover by what has drifted.
 # - Bounds that depend on the output of the step before make training recurrent: gradients flow through them. Detach

@@ -4,10 +4,10 @@
 plans, audited, and must stay as it is. Now there is a budget: at most 2 in total, at most 1 per channel. Plans that
 break it must be changed, and they should still earn as much as possible.
 
-**The usual alternative** is to scale a plan down until it fits, or to project it. Both are feasible. Neither knows what
-the money earns.
+**The usual alternative** is to scale a plan down until it fits, or to project it. Both are feasible. Neither considers
+the earnings.
 
-**Here** a plan of the frozen network that is feasible is kept, bit for bit. Elsewhere a second, small network
+**Here** a feasible plan of the frozen network is kept, bit for bit. For the other plans a second, small network
 chooses the point on the face: the paper's null-space head `w`, trained alone.
 """
 
@@ -24,7 +24,7 @@ torch.manual_seed(0)
 # %%
 # ## Data
 #
-# Channel `i` earns `a_i(x) log(1 + 4 y_i)`. The old plans knew nothing of a budget, and channels have changed since.
+# Channel `i` earns `a_i(x) log(1 + 4 y_i)`. The old plans had no budget, and channels have changed since.
 
 past = 0.4 * torch.randn(4, 5)
 now = past + 0.3 * torch.randn(4, 5)
@@ -132,5 +132,5 @@ figure.tight_layout()
 # - `w` acts only where `f` is infeasible. A plan that fits is never touched, even if a better one exists.
 # - Where `f` leaves the set the output jumps by the size of `w`. If that matters, pass `null_limit`.
 # - If `f` may be trained as well, do that instead and leave `null` out: [Train well](../guides/training.md).
-# - If what counts is quadratic and known, no training is needed: project in its metric
+# - If the objective is quadratic and known, no training is needed: project in its metric
 #   ([Search, gradient and metric](../guides/choosing.md#norm-and-metric)).

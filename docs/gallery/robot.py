@@ -105,7 +105,7 @@ print(f"collisions while learning: {soft_crashes} with a penalty, {layer_crashes
 # %%
 # ## Compare
 #
-# From 200 new starts, half of them outside of the region that was trained on.
+# From 200 new starts, half of them outside the training region.
 
 new = torch.cat([starts(100), starts(100) + torch.tensor([-1.0, 0.0])])
 paths = {}
@@ -142,8 +142,8 @@ figure.tight_layout()
 #
 # Where the simulator has no derivative, an agent learns from rewards: here the distance to the goal, at every step.
 # `SafeActions` around the environment replaces whatever would break a row, random exploration included; `SafeSACPolicy`
-# maps the policy of SAC into the inside of the set at each state, with exact log-probabilities. Against it: plain SAC,
-# which pays for collisions. Both learn from starts all over the plane, and are tried from those on the left.
+# maps the policy of SAC into the inside of the set at each state, with exact log-probabilities. It is compared with
+# plain SAC, which pays for collisions. Both learn from starts all over the plane and are tested from those on the left.
 
 
 def world(penalty):
@@ -214,8 +214,7 @@ figure.tight_layout()
 #
 # - The guarantee is for inputs that change at every instant. While an input is held for `dt`, `h` may fall by a
 #   second-order term; keep `slope · dt` below 1 (here 0.3 and 0.6), or pass a `reserve`.
-# - A filter alone can get stuck where the way to the goal points into an obstacle. No filter knows a way around.
-# - Leave `null` out in closed loop: jumps of `w` become jumps of the path.
-# - With forces instead of velocities a position has relative degree two: `HighOrder`, in
-#   [Safe control](../guides/control.md), which says more about reinforcement learning too: which action is stored, and
-#   why random warm-up needs `SafeActions`.
+# - A filter alone can get stuck where the straight way to the goal leads into an obstacle: it does not plan a way
+# around. - Leave `null` out in closed loop: jumps of `w` become jumps of the path. - With forces instead of velocities
+# a position has relative degree two: `HighOrder`, in   [Safe control](../guides/control.md), which says more about
+# reinforcement learning too: which action is stored, and   why random warm-up needs `SafeActions`.

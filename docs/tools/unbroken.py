@@ -1,4 +1,4 @@
-"""A hook of MkDocs: numbers such as 1.2e-10 stay on one line, which a browser would break after the hyphen."""
+"""A hook of MkDocs: keeps numbers (1.2e-10, 32 931, <= 0.25, 256 MiB) and options (--name) on one line."""
 
 from __future__ import annotations
 
@@ -6,12 +6,17 @@ import re
 from typing import Any
 
 _CODE = re.compile(r"(<(pre|code|math|svg)\b.*?</\2>|<[^>]*>)", re.DOTALL)
-_NUMBER = re.compile(r"(?<![\w.])-?\d*\.?\d+(?:e[+-]?\d+)?(?: (?:%|µs|ms|s)(?!\w))?", re.ASCII)
+_NUMBER = re.compile(
+    r"(?:&[lg]t;= )?(?<![\w.])-?\d*\.?\d+(?:e[+-]?\d+)?"
+    r"(?:(?: \d+)+(?![\w.])| (?:±|of) \d+(?:\.\d+)?(?![\w.])|(?: (?:%|µs|ms|s|kB|MB|GB|MiB)(?!\w))?)",
+    re.ASCII,
+)
+_OPTION = re.compile(r"<code>(?=-[^<]{1,24}</code>)")
 
 
 def on_page_content(content: str, **_: Any) -> str:
-    """Mark the numbers of the text; code, formulas and tags stay as they are."""
-    parts = _CODE.split(content)
+    """Mark the numbers of the text and the options of commands; other code, formulas and tags stay as they are."""
+    parts = _CODE.split(_OPTION.sub('<code class="number">', content))
     # split() returns the text, the piece that was left out, and the name of its tag, in turn
     return "".join(_NUMBER.sub(_mark, part) if i % 3 == 0 else part for i, part in enumerate(parts) if i % 3 < 2)
 

@@ -1,4 +1,4 @@
-"""The networks of the paper. They know nothing of constraints."""
+"""The networks of the paper, without constraints."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 class FeedForward(nn.Sequential):
-    """A network ``(..., n_in) -> (..., n_out)``; the paper's has three hidden layers of 200 with ReLU.
+    """A feed-forward network ``(..., n_in) -> (..., n_out)``; the paper's has three hidden layers of 200 with ReLU.
 
     Args:
         n_in: number of inputs.
@@ -18,7 +18,7 @@ class FeedForward(nn.Sequential):
         layers: number of hidden layers.
         batch_norm: normalise after each hidden linear map (inputs must then be ``(batch, n_in)``).
         dropout: drop this share after each activation.
-        activation: makes the module after each hidden linear map.
+        activation: class or function that makes the activation module after each hidden linear map.
 
     Weights start Xavier-normal, biases as `nn.Linear` leaves them.
 
@@ -111,7 +111,7 @@ class Transformer(nn.Module):
                 nn.init.xavier_normal_(parameter)
 
     def forward(self, x: Tensor) -> Tensor:
-        """From ``(..., n_in)``, or ``(..., T, n_in)`` with tokens, to ``(..., n_out)``."""
+        """Map ``(..., n_in)``, or ``(..., T, n_in)`` with tokens, to ``(..., n_out)``."""
         sequence = x if self.tokens else x.unsqueeze(-2)
         h = self.embed(sequence)
         length = h.shape[-2]
@@ -126,7 +126,7 @@ class Transformer(nn.Module):
         return self.head(h.mean(-2)).reshape(*batch, -1)
 
     def twin(self, n_out: int | None = None) -> Transformer:
-        """A second network that shares this one's embedding: the paper's null-space head."""
+        """Return a second network that shares the embedding of this one: the paper's null-space head."""
         n_in, mine, width, heads, feedforward, layers, dropout = self.shape
         positions = None if self.position is None else len(self.position)
         other = Transformer(

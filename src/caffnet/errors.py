@@ -1,7 +1,7 @@
 """Types of errors.
 
-Everything about constraints is a ``ConstraintError``, and that is a ``ValueError``: code that guards against bad
-values in general keeps working. The experiments have errors of their own, about settings and files.
+Every error about constraints is a ``ConstraintError``, which is a ``ValueError``: code that catches ``ValueError``
+keeps working. The experiments have their own errors, about settings and files.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 class ConstraintError(ValueError):
-    """A constraint set, or the data that meets it, is not what the library can work with."""
+    """A constraint set, or the data passed with it, cannot be used."""
 
 
 class DtypeError(ConstraintError, TypeError):
-    """A tensor has a number type that cannot be used, or that does not match its partners."""
+    """A tensor has a number type that cannot be used, or that differs from that of the other tensors."""
 
 
 class BudgetError(ConstraintError):
@@ -35,7 +35,7 @@ class InfeasibleError(ConstraintError):
 
     Attributes:
         samples: the batch indices of the infeasible samples, each a tuple of ints.
-        conflicts: for the first five of them, a ``Conflict`` each: rows that cannot hold together, with multipliers.
+        conflicts: one ``Conflict`` for each of the first five: rows that cannot hold together, with multipliers.
     """
 
     def __init__(self, message: str, samples: list[tuple[int, ...]], conflicts: list[Conflict]):

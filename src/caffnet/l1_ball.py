@@ -1,8 +1,7 @@
 """The nearest point in an l1 ball.
 
 The ball ``|y - c|_1 <= r`` has 2^n rows, one for every choice of signs. But the nearest point to f lies in the orthant
-of ``f - c``: with the signs taken off it is the projection of ``|f - c|`` on ``{z >= 0, sum z <= r}``, one row beside
-bounds.
+of ``f - c``: up to these signs it is the projection of ``|f - c|`` on ``{z >= 0, sum z <= r}``, one row beside bounds.
 """
 
 from __future__ import annotations

@@ -33,27 +33,27 @@ class CAffine(nn.Module):
 
     Args:
         constraint: an `AffineSet` that holds for every input, or any function ``x -> AffineSet``.
-        warm_start: begin every search with the rows of the call before, when the batch has the same shape: for steps
-            of a controller or a sweep, where few rows change. The answers are the same to rounding.
+        warm_start: begin every search with the active rows of the previous call, if the batch has the same shape: for
+            the steps of a controller or a sweep, where few rows change. The answers are the same to rounding.
         null_limit: a number c that keeps ``|w| <= c · dist(f, S)``, so that the output no longer jumps where f leaves
             the set; None, the paper's map, takes w as it is. See `CAffNet`.
-        metric: what distances are measured by, for all inputs, as in `project`; for one that depends on the input, the
-            function returns ``set.with_metric(M)``.
+        metric: the metric of distances for all inputs, as in `project`. For a metric that depends on the input, let the
+            function return ``set.with_metric(M)``.
         **options: ``search, norm, strict, on_infeasible, gradient, budget``, as in `project`.
 
-    A fixed set is prepared once, its data are buffers: they are saved in the ``state_dict`` and move with ``.to()``.
-    A model file thus brings its constraint along; where that is another one, loading it warns and names the rows. The
-    same goes for the parameters and buffers of a constraint that is itself a module. Writing into the buffers in place,
-    as an average over models does, has no effect: the layer keeps its own copy. Load a state to change the set.
-    A set written in plain lists takes torch's default number type, as the parameters of any module do.
+    A fixed set is prepared once. Its data are buffers: they are saved in the ``state_dict`` and move with ``.to()``.
+    So a model file contains its constraint; loading a file with another constraint gives a warning that names the
+    rows. The same holds for the parameters and buffers of a constraint that is itself a module. Writing into the
+    buffers in place, as an average over models does, has no effect: the layer keeps its own copy. Load a state to
+    change the set. A set written in plain lists takes torch's default number type, as the parameters of any module do.
 
-    A constraint function is called without autocast, and what is in half precision in its x (a tensor, or tensors in
-    dicts, lists and tuples) comes as float32: bounds in half precision would be off by a part in a hundred.
+    A constraint function is called without autocast, and half-precision tensors in its x (a tensor, or tensors in
+    dicts, lists and tuples) are converted to float32: bounds in half precision would be off by a part in a hundred.
 
-    In several processes (DistributedDataParallel) an error in one of them leaves the others waiting, and they end with
-    "Connection closed": the message of the first one begins with its rank. Where empty sets or NaN can occur in
-    training, pass ``on_infeasible="nan"`` (and leave these samples out of the loss, by `Projection.answered`) or
-    ``"nearest"``: then no process stops.
+    With several processes (DistributedDataParallel) an error in one of them leaves the others waiting until they end
+    with "Connection closed"; the message of the error begins with the rank of its process. Where empty sets or NaN can
+    occur in training, pass ``on_infeasible="nan"`` (and leave these samples out of the loss, by
+    `Projection.answered`) or ``"nearest"``: then no process stops.
 
     >>> layer = CAffine(AffineSet.box(-1.0, 1.0, dim=2))
     >>> layer(torch.tensor([[3.0, 0.5]]))
@@ -126,26 +126,26 @@ class CAffine(nn.Module):
             )
 
     def forward(self, f: Tensor, w: NullVector = None, *, x: Any = None) -> Tensor:
-        """The constrained output ``(..., n)``, from raw output f, null-space vector w and the network's input x.
+        """Return the constrained output ``(..., n)`` for raw output f, null-space vector w and network input x.
 
-        `w` may be a function: it is asked for w ``(..., n)`` with a mask ``(...)`` of the samples for which it may
-        matter, those whose `f` is not feasible (all of them in graphs, with `strict` or with equalities).
+        `w` may be a function from a mask ``(...)`` to w ``(..., n)``. The mask marks the samples for which w may
+        matter: those whose `f` is not feasible (all samples in graphs, with `strict` or with equalities).
         """
         return f if self.passes else self._solve(f, w, x, value_only=True)[0]
 
     @property
     def passes(self) -> bool:
-        """Check whether `f` passes unchanged: in training mode, while the layer is not enabled."""
+        """Return True if `f` passes unchanged: in training mode, while the layer is not enabled."""
         return self.training and not self.enabled
 
     def project(self, f: Tensor, w: NullVector = None, *, x: Any = None) -> Projection:
-        """As `forward`, with diagnostics: status, active rows, violation."""
+        """Do the same as `forward`, with diagnostics: status, active rows, violation."""
         return Projection(*self._solve(f, w, x))
 
     def _solve(
         self, f: Tensor, w: NullVector, x: Any, value_only: bool = False
     ) -> tuple[Tensor, Tensor, Tensor, str, AffineSet, Tensor | None]:
-        """The fields of a `Projection`; `value_only` as in `solve_checked`."""
+        """Return the fields of a `Projection`; `value_only` as in `solve_checked`."""
         constraints, options = self._constraints(x), self._options
         self._check(f, constraints)
         if callable(w):
@@ -169,7 +169,7 @@ class CAffine(nn.Module):
         return fields
 
     def set_at(self, x: Any = None) -> AffineSet:
-        """The constraints that hold for the input `x`."""
+        """Return the constraints for the input `x`."""
         return set_of(self._constraints(x))
 
     def _constraints(self, x: Any) -> AffineSet | Prepared:
@@ -184,7 +184,7 @@ class CAffine(nn.Module):
                 f"The constraint function must return an AffineSet, got {type(made).__name__}: "
                 "for A y <= b, return AffineSet.inequality(A, b)."
             )
-        metric = self._buffers["metric"]  # as an attribute it takes longer, and mostly there is none
+        metric = self._buffers["metric"]  # faster than as an attribute, and there is rarely one
         if metric is None:
             return made
         rows = set_of(made)
@@ -196,21 +196,21 @@ class CAffine(nn.Module):
         return made.with_metric(metric.to(rows.dtype))
 
     def _in_need_of_w(self, f: Tensor, constraints: AffineSet | Prepared) -> Tensor:
-        """The samples whose f is not feasible, ``(...)``; all, if numbers are not known yet or rows are equalities."""
+        """Mask ``(...)`` of the samples whose f is not feasible; all, with equalities or where numbers are unknown."""
         everywhere = torch.ones(f.shape[:-1], dtype=torch.bool, device=f.device)
         set = set_of(constraints)
         if not may_branch(f) or self._options.strict or EQUAL in set.row_kinds:
             return everywhere
         try:
             with torch.no_grad(), no_autocast(f.device.type):
-                # Without a tolerance, and NaN counts as outside: a sample too many does no harm.
+                # Without a tolerance, and NaN counts as outside: marking too many samples does no harm.
                 outside = ~(set.violation(f.detach()) <= 0).all(-1)
         except ConstraintError:  # `project` raises the same error
             return everywhere
         return outside if outside.shape == everywhere.shape else everywhere
 
     def _check(self, f: Tensor, constraints: AffineSet | Prepared) -> None:
-        """Refuse input that `project` would accept by mistake, or report as another error."""
+        """Refuse input that `project` would accept by mistake, or would report with a misleading error."""
         if self._prepared is not None:
             own = self._prepared.set.dtype
             if f.dtype != own and f.dtype in (torch.float32, torch.float64):
@@ -272,19 +272,19 @@ class CAffine(nn.Module):
         return self
 
     def extra_repr(self) -> str:
-        """Text of the layer in a printed model."""
+        """Return the text of the layer in a printed model."""
         what = "input-dependent" if self._prepared is None else repr(self._prepared)
         limit = {} if self.null_limit is None else {"null_limit": self.null_limit}
         return ", ".join([what, *(f"{name}={value!r}" for name, value in {**self.options, **limit}.items())])
 
 
 def _read_metric(metric: ArrayLike) -> Tensor:
-    """A metric as a tensor, in double precision unless it is one; every set takes it in its own number type."""
+    """Return a metric as a tensor, of its own type or in double precision; each set converts it to its type."""
     return metric if isinstance(metric, Tensor) else torch.as_tensor(metric, dtype=torch.float64)
 
 
 def _kept(part: Tensor) -> Tensor:
-    """A copy for a buffer: sparse rows as COO, the one sparse layout that `copy.deepcopy` knows."""
+    """Copy a tensor for a buffer: sparse rows as COO, the only sparse layout that `copy.deepcopy` supports."""
     return part.to_sparse_coo() if sparse.is_sparse(part) else part.clone()
 
 
@@ -296,7 +296,7 @@ def _parts(set: AffineSet) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tenso
 
 
 def _full_precision(x: Any) -> Any:
-    """The input with its half-precision tensors in float32, which is exact; else the object that it is."""
+    """Return the input with its half-precision tensors in float32 (exactly), or the same object if it has none."""
     if isinstance(x, Tensor):
         return x.float() if x.dtype in _HALF else x
     if isinstance(x, Mapping):
@@ -312,7 +312,7 @@ def _full_precision(x: Any) -> Any:
 
 
 def _rebuild(x: Any, parts: Any) -> Any:
-    """The parts in a container like x; a plain one, where its class cannot be made from them."""
+    """Return the parts in a container of the class of x, or in a plain one if that class cannot be made from them."""
     try:
         return type(x)(parts)
     except TypeError:
@@ -320,7 +320,7 @@ def _rebuild(x: Any, parts: Any) -> Any:
 
 
 def _device_type(x: Any) -> str | None:
-    """The kind of device of the first tensor in an input, or None."""
+    """Return the device type of the first tensor in an input, or None."""
     if isinstance(x, Tensor):
         return x.device.type
     parts = x.values() if isinstance(x, Mapping) else x if isinstance(x, tuple | list) else ()
@@ -328,10 +328,10 @@ def _device_type(x: Any) -> str | None:
 
 
 def limit_null(f: Tensor, w: Tensor, constraints: AffineSet | Prepared, options: Options, share: float) -> Tensor:
-    """The w of `null_limit`: ``w · min(1, share · dist(f, S) / |w|)``, in Euclidean lengths.
+    """Shorten w as `null_limit` says: ``w · min(1, share · dist(f, S) / |w|)``, in Euclidean lengths.
 
-    The distance is that to the plain projection of f, differentiated with respect to f and the set. Where a length is
-    not a number w stays, and the projection that follows says what is wrong.
+    The distance is measured to the plain projection of f and is differentiated with respect to f and the set. Where a
+    length is NaN or infinite, w is left as it is, and the projection that follows reports the error.
     """
     if is_exporting_plain():
         raise ConstraintError(
@@ -348,7 +348,7 @@ def limit_null(f: Tensor, w: Tensor, constraints: AffineSet | Prepared, options:
 
 
 def _length(t: Tensor) -> Tensor:
-    """``|t|_2`` with its axis kept, without overflow; its derivative at 0 is 0."""
+    """Return ``|t|_2`` with its axis kept, without overflow; its derivative at 0 is 0."""
     top = t.detach().abs().amax(-1, keepdim=True) if t.shape[-1] else t.new_zeros(*t.shape[:-1], 1)
     positive = top > 0
     unit = torch.where(positive, top, 1.0)
@@ -360,7 +360,7 @@ def _length(t: Tensor) -> Tensor:
 
 
 def _warn_of_other_numbers(module: CAffine, state: dict[str, Any], prefix: str, *_: object) -> None:
-    """Before a state dict is loaded: its numbers replace those of a constraint that is a module."""
+    """Warn, before a state dict is loaded, that its numbers replace those of a constraint that is a module."""
     assert isinstance(module.constraint, nn.Module)
     names = []
     for name, old in module.constraint.state_dict(prefix=f"{prefix}constraint.").items():
@@ -387,7 +387,7 @@ def _warn(changed: list[str], kind: str, names: str) -> None:
 
 
 def _warn_of_other_rows(module: CAffine, state: dict[str, Any], prefix: str, *_: object) -> None:
-    """Before a state dict is loaded: its constraint replaces that of the layer, which the user may not expect."""
+    """Warn, before a state dict is loaded, that its constraint replaces another constraint of the layer."""
     assert module._prepared is not None
     own = module._prepared.set
     names = [prefix + name for name, part in zip(_PARTS, _parts(own), strict=True) if part is not None]
@@ -410,13 +410,13 @@ def _warn_of_other_rows(module: CAffine, state: dict[str, Any], prefix: str, *_:
 
 
 def _differs(new: Tensor, old: Tensor) -> Tensor:
-    """Mask of the entries that differ; a float64 number and its float32 rounding count as equal."""
+    """Return a mask of the entries that differ; a float64 number and its float32 rounding count as equal."""
     short = torch.float32 if torch.float32 in (new.dtype, old.dtype) else old.dtype
     return new.to(old.device, short) != old.to(short)
 
 
 def _prepare_again(module: CAffine, _: object) -> None:
-    """After a state dict was loaded: other rows, other sides, other factorisation."""
+    """Prepare the set again after a state dict was loaded, because its rows may have changed."""
     loaded = AffineSet(module.A, module.lower, module.upper)
     module._rows = (loaded.row_kinds, *module._rows[1:])
     module._prepare()

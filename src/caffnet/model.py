@@ -19,20 +19,20 @@ class CAffNet(nn.Module):
     r"""A network whose output satisfies its constraints: $y = P^*(f_\theta(x), w_\phi(x))$.
 
     Args:
-        backbone: any module ``x -> f``, ``(..., n)``; trained already or to be trained.
+        backbone: any module ``x -> f``, ``(..., n)``, trained or not.
         constraint: an `AffineSet`, or any function ``x -> AffineSet``.
         null: a module ``x -> w``, ``(..., n)``, that learns where on a face to land; None for the orthogonal
             projection.
         null_start: ``"zero"`` sets the last linear map of `null` to zero, so that training starts from the orthogonal
             projection. A large `w` at the start drives outputs into vertices, where the exact gradient vanishes.
             ``"random"`` leaves `null` as it is, which is the paper's start.
-        lazy_null: evaluate `null` only for samples whose f is not feasible, as w has no effect elsewhere: where x is a
-            tensor and has one batch axis, as f. (All samples in graphs, with `strict` and with equalities, which no f
-            satisfies.) The answers and gradients are the same to rounding, if `null` treats every sample by itself,
-            whatever its place: no batch statistics, no dropout.
+        lazy_null: evaluate `null` only for samples whose f is not feasible, as w has no effect elsewhere. Needs an x
+            and an f with one batch axis, x a tensor. (`null` is evaluated for all samples in graphs, with `strict` and
+            with equalities, which no f satisfies.) The answers and gradients are the same to rounding if `null` treats
+            every sample separately: no batch statistics, no dropout.
         null_limit: a number c: w is shortened to ``c · dist(f, S)`` where it is longer, and the output no longer jumps
-            where f leaves the set. None is the paper's map. (Not for graphs that are exported.)
-        metric: what distances are measured by, as in `CAffine`.
+            where f leaves the set. None is the paper's map. (Not for exported graphs.)
+        metric: the metric of distances, as in `CAffine`.
         **options: for the layer, as in `project`.
 
     **The jump, and its removal.** In the paper's map the output is f inside the set and near ``f + w`` just outside:
@@ -40,7 +40,7 @@ class CAffNet(nn.Module):
 
         w' = w · min(1, c d / |w|),    d = dist(f, S) = |f - P(f)|,  P the Euclidean projection.
 
-    As f approaches the set, d and so w' go to 0, and with them the way from f to the output:
+    As f approaches the set, d and so w' go to 0, and with them the distance from f to the output:
 
         |P*(f, w') - f| <= (1 + 2c) d.
 
@@ -49,7 +49,7 @@ class CAffNet(nn.Module):
     between it and f, so within ``2 |w'|`` of f. The answer is the candidate nearest to f. (Where the face of P(f) has
     room for w', that candidate is within ``sqrt(1 + c²) d``.) So the output is continuous where f leaves the set; where
     the face changes it still jumps, by no more than ``2 (1 + 2c) d``. ``search="lite"`` leaves out faces and
-    jumps by itself.
+    jumps for that reason.
 
     Everything in w' is differentiated: w, and the factor by w, by f and by the set through d. Where the limit holds,
     only the direction of w counts, so its gradient is orthogonal to w. With ``gradient="tangent"`` this part stays
@@ -92,17 +92,17 @@ class CAffNet(nn.Module):
             _silence(null)
 
     def forward(self, x: Any, nominal: Tensor | None = None) -> Tensor:
-        """The constrained output. `nominal` is added to the raw output: the network then learns a correction."""
+        """Return the constrained output. `nominal` is added to the raw output: the network then learns a correction."""
         f = self._output(x, nominal)
         return self.layer(f, self._null_vector(x, f), x=x)
 
     def project(self, x: Any, nominal: Tensor | None = None) -> Projection:
-        """As `forward`, with diagnostics: status, active rows, violation."""
+        """Do the same as `forward`, with diagnostics: status, active rows, violation."""
         f = self._output(x, nominal)
         return self.layer.project(f, self._null_vector(x, f), x=x)
 
     def raw(self, x: Any, nominal: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """The raw output f and the null-space vector w, of all samples."""
+        """Return the raw output f and the null-space vector w of all samples."""
         return self._output(x, nominal), None if self.null is None else full_precision(self.null(x))
 
     def _output(self, x: Any, nominal: Tensor | None) -> Tensor:
@@ -110,21 +110,21 @@ class CAffNet(nn.Module):
         return f if nominal is None else f + nominal
 
     def _null_vector(self, x: Any, f: Tensor) -> NullVector:
-        """w, or a function that gives it for those samples that the layer asks for."""
+        """Return w, or a function that computes it for the samples that the layer asks for."""
         if self.null is None:
             return None
         lazy = self.lazy_null and isinstance(x, Tensor) and f.ndim == 2 <= x.ndim and x.shape[0] == f.shape[0]
         return partial(self._null_at, x, f) if lazy else full_precision(self.null(x))
 
     def _null_at(self, x: Tensor, f: Tensor, asked: Tensor) -> Tensor:
-        """The null-space vector ``(B, n)`` where `asked` ``(B,)``, else zero."""
+        """Return the null-space vector ``(B, n)``, zero where `asked` ``(B,)`` is False."""
         assert self.null is not None
         if is_compiling() or not is_concrete(asked):
             return full_precision(self.null(x))
         if not asked.any():
             if not torch.is_grad_enabled():
                 return torch.zeros_like(f)
-            # One sample, so that the weights have a gradient, zero, as they would have if all were asked for.
+            # Evaluate one sample, so that the weights get a gradient (of zero), as they would if all were evaluated.
             asked = torch.arange(len(asked), device=asked.device) == 0
         if asked.all():
             return full_precision(self.null(x))

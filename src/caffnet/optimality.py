@@ -13,7 +13,7 @@ from caffnet.constraints import AffineSet
 
 @dataclasses.dataclass(frozen=True)
 class Residuals:
-    """Distances of a point and its multipliers from the conditions of a minimum, each ``(...)``, in the user's units.
+    """Errors of a point and its multipliers in the conditions of a minimum, each ``(...)``, in the user's units.
 
     All three are zero at a minimum, and only there.
 
@@ -30,13 +30,13 @@ class Residuals:
 
 
 def residuals(y: Tensor, multipliers: Tensor, set: AffineSet, Q: Tensor | None, q: Tensor) -> Residuals:
-    """Measure a point ``(..., n)`` and its multipliers ``(..., m)``.
+    """Measure how well a point ``(..., n)`` and its multipliers ``(..., m)`` satisfy the conditions of a minimum.
 
     Args:
         y: the point.
         multipliers: λ, positive for upper bounds, negative for lower ones.
         set: the constraints.
-        Q: as `AffineSet.metric` has it: ``(..., n, n)``, or ``(..., 1, n)`` if diagonal; None for zero.
+        Q: in the form of `AffineSet.metric`: ``(..., n, n)``, or ``(..., 1, n)`` if diagonal; None for zero.
         q: ``(..., n)``.
     """
     rows = set.violation(y)
@@ -47,6 +47,6 @@ def residuals(y: Tensor, multipliers: Tensor, set: AffineSet, Q: Tensor | None, 
     stray = torch.where(set.upper == torch.inf, above, 0.0) - torch.where(set.lower == -torch.inf, below, 0.0)
     dual = torch.cat([miss, stray], -1).amax(-1) if miss.shape[-1] + stray.shape[-1] else primal
     paid = torch.where(above > 0, above * set.upper, 0.0) + torch.where(below < 0, below * set.lower, 0.0)
-    finite = torch.where(paid.isinf(), 0.0, paid)  # a side without a bound is in `dual`
+    finite = torch.where(paid.isinf(), 0.0, paid)  # `dual` counts multipliers of missing bounds
     gap = ((curved + q) * y).sum(-1) + finite.sum(-1)
     return Residuals(primal, dual, gap.abs())

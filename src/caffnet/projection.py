@@ -18,11 +18,11 @@ So the backward pass solves the same system with the incoming gradient (v, 0) in
 (p, q). Then ``∂g = p = N v`` (the gradient projected on the face), ``∂b = q = (A_γ⁺)ᵀ v`` and, from the matrix,
 ``∂A = -(λ pᵀ + q yᵀ)``.
 
-**The tangent gradient.** ``N v`` dies at a vertex, and on a face it never lets the answer back inside. With
+**The tangent gradient.** ``N v`` is zero at a vertex, and on a face it never moves the answer back inside. With
 ``gradient="tangent"`` f gets ``-d`` instead, where ``d`` is the projection of ``-v`` on the tangent cone of S at y, the
-directions in which the active rows allow a small step. So f moves inward until the rows let go of it. w keeps the exact
-gradient ``N v``: a part of w across the face has no effect now, but would grow in training, and show as a jump once f
-is inside.
+directions in which the active rows allow a small step. So f moves inward until the rows are no longer active. w keeps
+the exact gradient ``N v``: a part of w across the face has no effect now, but would grow in training and appear as a
+jump once f is inside.
 
 **The path of a call**::
 
@@ -69,16 +69,16 @@ from caffnet.optimality import Residuals, residuals
 
 @dataclasses.dataclass(frozen=True)
 class Projection:
-    """The answer with its diagnostics.
+    """The result of a projection, with diagnostics.
 
     Attributes:
         value: the point, ``(..., n)``.
         status: one `Status` per sample, ``(...)``.
         active: the sub-constraint γ that the point was put on, ``(..., m)``: -1 lower bound, +1 upper bound, else 0.
-            Other rows may touch the point too: `binding` has all. A compromise of ``search="paper"`` lies between its
-            rows and has none. Where soft rows gave way, the rows in conflict are among them.
+            The point may touch other rows too: `binding` has all of them. A compromise of ``search="paper"`` lies
+            between its rows and has none. Where soft rows gave way, the rows in conflict are included.
         search: the search that ran.
-        goal: f, where the answer is the nearest point to it; None with w, another norm, lite or paper.
+        goal: f, if the answer is the nearest point to it; None with w, another norm, lite or paper.
     """
 
     value: Tensor
@@ -89,7 +89,7 @@ class Projection:
     goal: Tensor | None = dataclasses.field(default=None, repr=False)
 
     def __repr__(self) -> str:
-        """Counts instead of numbers, which are in the attributes."""
+        """Return the count of each status; the numbers are in the attributes."""
         if not are_concrete((self.status,)):
             return f"Projection({tuple(self.value.shape)}, search={self.search!r})"
         counts = self.status.reshape(-1).to(torch.int64).bincount().tolist()
@@ -98,7 +98,7 @@ class Projection:
 
     @property
     def answered(self) -> Tensor:
-        """Samples with an answer, ``(...)``: all but those that are INFEASIBLE or INVALID."""
+        """Mask ``(...)`` of the samples with an answer: all that are neither INFEASIBLE nor INVALID."""
         return (self.status != int(Status.INFEASIBLE)) & (self.status != int(Status.INVALID))
 
     @functools.cached_property
@@ -106,9 +106,10 @@ class Projection:
         """The price λ of every row, ``(..., m)``, in the user's units.
 
         ``y = f - M⁻¹ Aᵀ λ``, with λ >= 0 at upper bounds, <= 0 at lower ones, of any sign at equalities and 0 at rows
-        that are not active: by how much half the squared distance falls for each unit that a bound moves outward.
-        Where several λ are right, one of them. A soft row with a weight has λ = weight · slack. NaN for samples without
-        an answer, and where soft rows without a weight gave way. Differentiable; computed when it is first asked for.
+        that are not active. λ is the amount by which half the squared distance falls per unit that a bound moves
+        outward. If several λ satisfy this, one of them is returned. A soft row with a weight has λ = weight · slack.
+        NaN for samples without an answer, and where soft rows without a weight gave way. Differentiable; computed at
+        the first access.
 
         Raises:
             ConstraintError: the answer is not the nearest point to f: with w, another norm, lite or paper.
@@ -116,7 +117,7 @@ class Projection:
         return shaped(stationary.multipliers(*self._flat()), self.value.shape[:-1])
 
     def residuals(self) -> Residuals:
-        """Residuals of the conditions of the nearest point, measured from the data."""
+        """Measure from the data how well the conditions of the nearest point hold."""
         problem, answer = self._flat()
         p, found = problem.detach(), self.multipliers.detach().reshape(answer.active.shape)
         y = answer.value.detach()  # with the slacks of rows that have a weight
@@ -126,16 +127,16 @@ class Projection:
         return Residuals(*(shaped(t, self.value.shape[:-1]) for t in (missed.primal, missed.dual, missed.gap)))
 
     def _flat(self) -> tuple[Problem, Answer]:
-        """The problem and its answer, one sample per line."""
+        """Return the problem and its answer with one batch axis."""
         if self.goal is None:
             raise ConstraintError(
                 "Only the nearest point to f has multipliers: project without w, with norm=2 and a search other than "
-                '"lite" and "paper". With w, the answer lies on the face that is nearest to f, where f + w pulls with '
-                "forces of any sign."
+                '"lite" and "paper". With w, the answer lies on the face that is nearest to f, where multipliers may '
+                "have any sign."
             )
         batch, set = self.value.shape[:-1], self.set
         if sparse.is_sparse(set.A):
-            raise ConstraintError("Multipliers need whole rows, and these are sparse: project on set.to_dense().")
+            raise ConstraintError("Multipliers need rows in full, and these are sparse: project on set.to_dense().")
         problem = flatten(set, self.goal, None, batch)
         if not are_concrete(problem.tensors):
             raise ConstraintError("Multipliers are computed outside of compiled graphs and torch.func transforms.")
@@ -151,7 +152,7 @@ class Projection:
         return problem, Answer(value, status, active)
 
     def names_of_binding(self) -> list[tuple[str, ...]]:
-        """The names of the rows that each sample touches, with their side: one tuple per sample.
+        """Return the names of the rows that each sample touches, with their side: one tuple per sample.
 
         >>> s = AffineSet.box(0.0, 1.0, dim=2, names=["left", "right"])
         >>> project(torch.tensor([2.0, 0.5]), s).names_of_binding()
@@ -176,7 +177,7 @@ class Projection:
 
     @property
     def binding(self) -> Tensor:
-        """Every row that the point touches up to rounding, ``(..., m)``: -1 lower bound, +1 upper bound, else 0.
+        """All rows that the point touches up to rounding, ``(..., m)``: -1 lower bound, +1 upper bound, else 0.
 
         An equality counts as +1. These are the rows of γ and any others that go through the point.
         """
@@ -190,9 +191,9 @@ class Projection:
 
     @property
     def at_vertex(self) -> Tensor:
-        """Samples whose γ fixes all outputs, ``(...)``: their exact gradient with respect to f and w is zero.
+        """Mask ``(...)`` of the samples whose γ fixes all outputs: their exact gradient in f and w is zero.
 
-        A row with a weight gives way, so it fixes none. Rows in conflict depend on each other: their rank counts.
+        Rows with a weight give way and fix no output. Rows in conflict depend on each other, so their rank counts.
         """
         held, n = self.active != 0, self.value.shape[-1]
         if self.set.softness is None:
@@ -216,12 +217,12 @@ def project(
     start: Tensor | None = None,
     metric: ArrayLike | None = None,
 ) -> Projection:
-    r"""The CAffine map $P^*$: `f` where it is feasible, else the feasible candidate nearest to `f`.
+    r"""Apply the CAffine map $P^*$: return `f` if it is feasible, else the feasible candidate nearest to `f`.
 
     $$P^* = \arg\min_{\gamma \in \Gamma,\; P_\gamma \in S} \|P_\gamma - f\|_p,
       \qquad P_\gamma = \arg\min_{A_\gamma y = b_\gamma} \|y - (f + w)\|_2 .$$
 
-    With ``w = None`` and ``norm=2`` this is the Euclidean projection of `f` on the set, with every search but lite.
+    With ``w = None`` and ``norm=2`` this is the Euclidean projection of `f` on the set, for every search except lite.
 
     Args:
         f: raw output, ``(..., n)``, float32 or float64.
@@ -229,25 +230,27 @@ def project(
         w: null-space vector, ``(..., n)``; None for zero.
         search: ``"full"`` looks at every sub-constraint; ``"lite"`` at single rows and minimal faces; ``"active"``
             finds the sub-constraint of the Euclidean projection in polynomial time, at any size; ``"auto"`` is full
-            while that is cheap, else active; ``"paper"`` is full and the least-squares compromises of linearly
-            dependent rows, as in the paper. `Projection.search` names the one that ran.
+            while that is cheap, else active; ``"paper"`` is full with the least-squares compromises of linearly
+            dependent rows, as in the paper. `Projection.search` names the search that ran.
         norm: the p of the distance, in [1, inf].
-        strict: aim inside by a few units in the last place, so that every inequality holds in exact arithmetic.
-            Status WITHIN_TOL where no such point was found: the set has no interior, or one thinner than rounding.
-        on_infeasible: ``"raise"`` an `InfeasibleError` that names the rows in conflict, return the ``"nearest"`` point
-            (least violation), or ``"nan"``. The last two also mark samples with NaN or infinite data INVALID
-            instead of raising. `Projection.status` has the outcome. Soft rows that give way (`AffineSet.soft`) are an
-            answer, RELAXED: then this is about hard rows that exclude each other.
+        strict: move the answer inside by a few units in the last place, so that every inequality holds in exact
+            arithmetic. The status is WITHIN_TOL where no such point was found: the set has no interior, or one thinner
+            than rounding.
+        on_infeasible: for an empty set, ``"raise"`` an `InfeasibleError` that names the rows in conflict, return the
+            ``"nearest"`` point (least violation), or return ``"nan"``. The last two also mark samples with NaN or
+            infinite data INVALID instead of raising an error. `Projection.status` has the outcome. A sample whose soft
+            rows give way (`AffineSet.soft`) has an answer, RELAXED; this option then applies only if hard rows exclude
+            each other.
         gradient: ``"exact"``, or ``"tangent"``: f receives the part of the gradient whose descent stays in the
             set. It agrees with the exact gradient along the face and does not vanish at vertices; gradients
             of w, A and the bounds are exact either way.
-        budget: bytes that a list of all sub-constraints may take, 256 MiB if None: a measure of how many of them
-            ``"full"``, ``"lite"`` and ``"paper"`` may look at.
-        start: rows to begin the search with, ``(..., m)``, as the `Projection.active` of a call before: a warm start,
-            faster when few rows change. The answer is the same to rounding; with `w` and ``search="active"``, where
-            more rows than needed meet in a point, it may be another candidate.
+        budget: how many sub-constraints ``"full"``, ``"lite"`` and ``"paper"`` may look at, as the bytes that a list of
+            them would take; 256 MiB if None.
+        start: rows to begin the search with, ``(..., m)``, for example `Projection.active` of an earlier call: a warm
+            start, faster when few rows change. The answer is the same to rounding; with `w` and ``search="active"``,
+            where more rows than needed meet in a point, it may be another candidate.
         metric: measure distances by ``‖y - f‖_M`` instead of the Euclidean norm: a positive definite matrix
-            ``(..., n, n)``, or its diagonal ``(n,)``; short for ``set.with_metric(metric)``, which says more.
+            ``(..., n, n)``, or its diagonal ``(n,)``; short for `AffineSet.with_metric`.
 
     Returns:
         A `Projection`.
@@ -274,7 +277,7 @@ def project(
 def project_checked(
     f: Tensor, set: AffineSet | Prepared, w: Tensor | None, options: Options, start: Tensor | None = None
 ) -> Projection:
-    """`project` with options that are checked already."""
+    """Do the same as `project`, with options that have been checked."""
     return Projection(*solve_checked(f, set, w, options, start))
 
 
@@ -286,7 +289,7 @@ def solve_checked(
     start: Tensor | None = None,
     value_only: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, str, AffineSet, Tensor | None]:
-    """The fields of a `Projection`. With `value_only` nobody reads the status and the active rows."""
+    """Return the fields of a `Projection`. With `value_only` the status and the active rows may be missing."""
     constraints, batch = validate(f, set, w, options)
     slacks = constraints.slacks
     if is_exporting_plain():
@@ -315,7 +318,7 @@ def solve_checked(
 
 
 def shaped(t: Tensor, batch: torch.Size) -> Tensor:
-    """Samples, one per line, in the batch axes of the user."""
+    """Restore the batch axes of the user, from samples with one batch axis."""
     if len(batch) == 1:
         return t
     return t.reshape(*batch, *t.shape[1:]) if batch else t[0]
@@ -327,9 +330,9 @@ def shaped(t: Tensor, batch: torch.Size) -> Tensor:
 def validate(
     f: Tensor, set: AffineSet | Prepared, w: Tensor | None, options: Options, name: str = "f"
 ) -> tuple[AffineSet, torch.Size]:
-    """Check types, shapes and devices. Returns the set in the type of f, and the batch axes of the answer.
+    """Check types, shapes and devices. Return the set in the type of f, and the batch axes of the answer.
 
-    Messages call f by `name`.
+    `name` is the name of f in messages.
     """
     constraints = set_of(set)
     if not isinstance(constraints, AffineSet):
@@ -353,7 +356,7 @@ def validate(
             raise ConstraintError(f"w must have the shape of f {tuple(f.shape)}, got {tuple(w.shape)}.")
     if is_jit_tracing():
         raise ConstraintError(
-            "torch.jit.trace would keep the search of its one example: use torch.export, or torch.onnx.export with "
+            "torch.jit.trace would record the search for its one example: use torch.export, or torch.onnx.export with "
             "dynamo=True."
         )
     if fitting.metric is not None and (options.norm != 2 or options.search == "paper"):
@@ -380,7 +383,7 @@ def validate(
 
 
 def _check_sparse(set: AffineSet, options: Options) -> None:
-    """Refuse what needs the whole matrix."""
+    """Refuse options that need the matrix in full."""
     reason = None
     if options.search not in ("auto", "active"):
         reason = f'search={options.search!r} looks at whole rows: use search="active"'
@@ -409,12 +412,12 @@ def _check_point(name: str, t: Tensor, constraints: AffineSet) -> None:
     shape = t.shape
     if not shape or shape[-1] != constraints.n:
         raise ConstraintError(
-            f"{name} must have shape (..., {constraints.n}) to meet {constraints}, got {tuple(shape)}."
+            f"{name} must have shape (..., {constraints.n}) to match {constraints}, got {tuple(shape)}."
         )
 
 
 def _batch_shape(f: Tensor, set: AffineSet) -> torch.Size:
-    """The batch axes of the answer. A set may not add axes to a batched `f`: that is nearly always a mistake."""
+    """Return the batch axes of the answer. A set may not add axes to a batched `f`: that is nearly always a mistake."""
     axes, mine = set.batch_shape, f.shape[:-1]
     if not axes:
         return mine
@@ -450,7 +453,7 @@ def _broadcasts(shape: torch.Size, batch: torch.Size) -> bool:
 
 
 def soft_rows(set: AffineSet, options: Options) -> str:
-    """`Problem.soft`: the marks of the rows that give way where the set is empty."""
+    """Return `Problem.soft`: marks for the rows that give way where the set is empty."""
     return "" if set.softness is None else _yielding(set.softness.kinds, options.on_infeasible)
 
 
@@ -462,7 +465,7 @@ def _yielding(kinds: str, on_infeasible: str) -> str:
 
 
 def price_slacks(problem: Problem, set: AffineSet, batch: torch.Size) -> Problem:
-    """The problem with a slack for each row with a weight."""
+    """Return the problem with a slack for each row with a weight."""
     assert set.softness is not None
     assert set.softness.weight is not None
     weight = set.softness.weight
@@ -473,13 +476,13 @@ def price_slacks(problem: Problem, set: AffineSet, batch: torch.Size) -> Problem
 
 
 def _weighted_rows(set: AffineSet, device: torch.device) -> Tensor:
-    """The indices of the rows with a weight, ``(k,)``."""
+    """Return the indices of the rows with a weight, ``(k,)``."""
     assert set.softness is not None
     return torch.tensor([i for i, kind in enumerate(set.softness.kinds) if kind == WEIGHTED], device=device)
 
 
 def flatten(set: AffineSet, f: Tensor, w: Tensor | None, batch: torch.Size, soft: str = "") -> Problem:
-    """One sample per line; what all samples share stays shared. `soft` is that of `Problem`."""
+    """Flatten the batch axes to one; data that all samples share stay shared. `soft` is that of `Problem`."""
     A, lower, upper, metric = set.A, set.lower, set.upper, set.metric
     return Problem(
         _lines(f, batch, 1),
@@ -496,7 +499,7 @@ def flatten(set: AffineSet, f: Tensor, w: Tensor | None, batch: torch.Size, soft
 
 
 def _lines(t: Tensor, batch: torch.Size, core: int) -> Tensor:
-    """One sample per line, of its last `core` axes each."""
+    """Flatten the batch axes to one; the last `core` axes belong to a sample."""
     if not batch:
         return t.unsqueeze(0)
     if len(batch) == 1 and t.ndim == 1 + core and t.shape[0] == batch[0]:

@@ -19,23 +19,23 @@ from caffnet.errors import ConstraintError, UnboundedError
 from caffnet.optimality import Residuals, residuals
 from caffnet.projection import Projection, flatten, shaped, start_lines, validate
 
-#: Numbers in rows that are written in full: 256 MB, and as much again while they are worked on.
+#: Largest number of entries of rows that are written in full: 256 MB, and as much again as working memory.
 LARGEST = 2**25
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Solution(Projection):
-    """The minimum of a quadratic program with its diagnostics: a `Projection`, and these.
+    """The minimum of a quadratic program with diagnostics: a `Projection` with more attributes.
 
     Attributes:
-        multipliers: the price λ of every row, ``(..., m)``: by how much the minimum falls for each unit that a bound
+        multipliers: the price λ of every row, ``(..., m)``: the amount by which the minimum falls per unit that a bound
             moves outward. ``Qy + q + Aᵀλ = 0``, λ >= 0 at upper bounds, <= 0 at lower ones, of any sign at equalities,
             0 at rows that are not active; NaN where there is no minimum. Differentiable.
         Q: ``(..., n, n)``, or ``(..., 1, n)`` if diagonal; None for zero.
         q: ``(..., n)``.
         status: INSIDE and PROJECTED are proven minima; WITHIN_TOL is a point of the set for which no proof was found.
-        ray: for UNBOUNDED samples a direction in which the objective falls without end, ``(..., n)``, of largest entry
-            1; else zero.
+        ray: for UNBOUNDED samples a direction in which the objective falls without end, ``(..., n)``, with largest
+            entry 1; else zero.
     """
 
     multipliers: Tensor = dataclasses.field(repr=False)  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -51,7 +51,7 @@ class Solution(Projection):
         return linear if self.Q is None else linear + (stationary.apply(self.Q, y) * y).sum(-1) / 2
 
     def residuals(self) -> Residuals:
-        """Residuals of the conditions of the minimum, measured from the data."""
+        """Measure from the data how well the conditions of the minimum hold."""
         Q = None if self.Q is None else self.Q.detach()
         return residuals(self.value.detach(), self.multipliers.detach(), self.set, Q, self.q.detach())
 
@@ -70,19 +70,19 @@ def solve_qp(
     on_infeasible: str = "raise",
     start: Tensor | None = None,
 ) -> Solution:
-    r"""The minimum of a quadratic or linear function on a set, exact and differentiable in all its data.
+    r"""Minimise a quadratic or linear function on a set, exactly and differentiably in all its data.
 
     $$\arg\min_y\; \tfrac12 y^T Q y + q^T y \quad\text{subject to}\quad y \in S .$$
 
-    A positive definite Q makes it a projection in the metric Q; the same kernel answers it. A singular or zero Q is led
-    there by a sequence of such projections that ends at the minimum itself, with a proof: multipliers whose residual is
-    rounding. Where it has many minima, one of them is returned, and directions along them get no gradient.
+    With a positive definite Q this is a projection in the metric Q, solved by the same kernel. With a singular or zero
+    Q, a sequence of such projections ends at the minimum itself, with a proof: multipliers whose residual is rounding.
+    If there are many minima, one of them is returned, and directions along them get no gradient.
 
     Args:
-        Q: positive semidefinite, ``(..., n, n)``, of which the symmetric part counts; or a diagonal, ``(n,)`` or
+        Q: positive semidefinite, ``(..., n, n)``, only its symmetric part counts; or a diagonal, ``(n,)`` or
             ``(..., 1, n)``; None or 0 for a linear program.
         q: ``(..., n)``, float32 or float64.
-        set: the constraints; or write them as other solvers do, with the next six.
+        set: the constraints; or write them as in other solvers, with the next six arguments.
         G: rows of inequalities ``G y <= h``, ``(..., p, n)``.
         h: ``(..., p)``.
         A: rows of equalities ``A y = b``, ``(..., e, n)``.
@@ -91,7 +91,7 @@ def solve_qp(
         ub: upper bounds of y.
         on_infeasible: ``"raise"``, or mark samples without a minimum in `status`: ``"nan"``, or ``"nearest"`` for the
             point of least violation. UNBOUNDED samples are NaN either way.
-        start: rows to begin with, ``(..., m)``, as the `active` of a solution before.
+        start: rows to begin with, ``(..., m)``, for example `active` of an earlier solution.
 
     Returns:
         A `Solution`. Rows are in the order of `set`, or of G, A and the bounds.
@@ -143,7 +143,7 @@ def solve_qp(
 
 
 def _rows(q: Tensor, set: AffineSet | Prepared | None, parts: dict[str, ArrayLike | None]) -> AffineSet:
-    """The constraints, from a set or from parts."""
+    """Return the constraints, from a set or from G, h, A, b, lb and ub."""
     given = [name for name, part in parts.items() if part is not None]
     if set is not None:
         if given:
@@ -174,7 +174,7 @@ def _rows(q: Tensor, set: AffineSet | Prepared | None, parts: dict[str, ArrayLik
 
 
 def _in_full(set: AffineSet) -> AffineSet:
-    """The set with its rows in full, which the kernel needs here, if that is no larger than it may be."""
+    """Return the set with its rows in full, as the kernel needs them here; refuse a set that is too large."""
     if not sparse.is_sparse(set.A):
         return set
     if set.m * set.n > LARGEST:
@@ -186,9 +186,9 @@ def _in_full(set: AffineSet) -> AffineSet:
 
 
 def _with_objective(rows: AffineSet, Q: ArrayLike | None, q: Tensor) -> AffineSet:
-    """The set with Q as its metric; None for a Q that is zero by its form."""
+    """Return the set with Q as its metric, or None if Q is None or the number 0."""
     if not isinstance(rows, AffineSet):
-        return rows  # `validate` says what is wrong
+        return rows  # `validate` raises the error
     if not isinstance(q, Tensor) or Q is None or (isinstance(Q, int | float) and Q == 0):
         return rows
     matrix = Q if isinstance(Q, Tensor) else torch.as_tensor(np.asarray(Q), dtype=q.dtype, device=q.device)
@@ -208,7 +208,7 @@ def _with_objective(rows: AffineSet, Q: ArrayLike | None, q: Tensor) -> AffineSe
 
 
 def _complain(problem: Problem, found: proximal.Minimum, options: Options) -> None:
-    """Raise for samples without a minimum."""
+    """Raise an error for samples without a minimum."""
     answer, Q = found.answer, problem.metric
     if (answer.status == Status.INVALID).any():
         for name, data in (("q", problem.f), ("Q", Q)):
@@ -221,9 +221,8 @@ def _complain(problem: Problem, found: proximal.Minimum, options: Options) -> No
             least = torch.linalg.eigvalsh(stationary.full(Q, problem.f))
             least = float(least[0] if least.ndim == 1 else least[sample, 0])
             raise ConstraintError(
-                f"Q must be positive semidefinite; the smallest eigenvalue of that of sample "
-                f"{sample_index(sample, problem.batch_shape) or '()'} is {least:.4g}: there the function curves "
-                "downward, and the problem is not convex."
+                f"Q must be positive semidefinite; its smallest eigenvalue at sample "
+                f"{sample_index(sample, problem.batch_shape) or '()'} is {least:.4g}, so the problem is not convex."
             )
     endless = (answer.status == Status.UNBOUNDED).nonzero().squeeze(-1)
     if len(endless):

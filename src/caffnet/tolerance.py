@@ -1,7 +1,7 @@
 """Every epsilon of the library, each with its reason.
 
 All of them are multiples of the machine epsilon of the *user's* number type, and all are used on rows that were
-first scaled by a power of two so that ``1 <= |a_i|_1 < 2``. So they mean the same for every unit the user chose.
+first scaled by a power of two so that ``1 <= |a_i|_1 < 2``. So they do not depend on the units of the user.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ def feasibility(dtype: torch.dtype, n: int) -> float:
 
     Evaluating ``a_i y`` in floating point already costs up to ``n eps |a_i| |y|``; the point itself is rounded to the
     same order, and so is the projection that produced it. Four such errors is the smallest allowance with which every
-    real problem we know keeps its true face; two to eight work. Outputs that are not in the row do not count, but for
-    the rounding of float64, in which everything is computed (`search`).
+    real problem we know keeps its true face; two to eight work. Outputs that are not in the row do not count, except
+    for the rounding of float64, in which everything is computed (`search`).
     """
     return 4 * max(n, 1) * torch.finfo(dtype).eps
 
 
 def rank(dtype: torch.dtype, n: int) -> float:
-    """A row adds a direction if what is left of it, orthogonal to the others, exceeds this share of the row.
+    """The share of a row that its part orthogonal to the other rows must exceed to count as a new direction.
 
     Below it the remainder is rounding noise of the data (0.3 is not 3 * 0.1): keeping the row would put a vertex at
     a random far point. Rounding errors of ``n`` entries add up like a random walk, hence the root.
@@ -32,7 +32,7 @@ def rank(dtype: torch.dtype, n: int) -> float:
 
 
 def tie(dtype: torch.dtype, n: int) -> float:
-    """Two candidates whose distances differ by less than this share are the same distance.
+    """The relative difference of two distances below which candidates count as equally near.
 
     Several sub-constraints often give one point; rounding must not decide between them, so the one with the fewest
     rows (the first in order) wins.
@@ -41,13 +41,13 @@ def tie(dtype: torch.dtype, n: int) -> float:
 
 
 def underflow(dtype: torch.dtype) -> float:
-    """Below this size products of the data underflow and no relative bound on their error holds any more."""
+    """The size below which products of the data underflow, so that no relative bound on their error holds."""
     info = torch.finfo(dtype)
     return info.tiny / info.eps
 
 
 def rounding(dtype: torch.dtype, n: int) -> float:
-    """A rigorous bound: ``|fl(a y - b) - (a y - b)| <= rounding * (|a| |y| + |b|)``.
+    """A rigorous bound on rounding: ``|fl(a y - b) - (a y - b)| <= rounding * (|a| |y| + |b|)``.
 
     The classical bound for a dot product of length ``n`` and one subtraction is ``(n + 1) u / (1 - (n + 1) u)``
     with ``u = eps / 2``, whatever the order of summation. Twice that also covers the rounding of the bound itself.
@@ -63,16 +63,16 @@ def strict_margin(dtype: torch.dtype, n: int) -> float:
 def search(n: int) -> float:
     """The excess, relative to the data, below which the active-set search sees a row as satisfied.
 
-    It decides the active rows in float64, so it is as fine as float64 allows whatever the user's type: a row that is
-    only just active would be missed by the user's own tolerance. Where the rows then exclude each other, the search
-    runs again with `feasibility`. Four of it, of the size of all outputs, is what a row may be exceeded by whatever its
-    own numbers: in float64 that is `feasibility`.
+    The search decides the active rows in float64, so this is as fine as float64 allows for every type of the user: the
+    tolerance of the user's type would miss a row that is only just active. If the rows then exclude each other, the
+    search runs again with `feasibility`. Any row may be exceeded by four times this share of the size of all outputs,
+    whatever its own numbers: in float64 that is `feasibility`.
     """
     return max(n, 1) * torch.finfo(torch.float64).eps
 
 
 def fine_rank(n: int) -> float:
-    """The share of the largest coefficient below which a coefficient of the search is rounding noise of float64."""
+    """The share of the largest coefficient below which a coefficient of the search is rounding noise in float64."""
     return rank(torch.float64, n)
 
 
@@ -89,8 +89,8 @@ def optimal(dtype: torch.dtype) -> float:
 
     Checked by a bound from duality where rows are nearly dependent (`DELICATE`, or by so much that the rounding of the
     data, divided by what is left of a row, exceeds this share), and in float32 where the search took rows for dependent
-    that float64 tells apart; a point that fails it is WITHIN_TOL. Half of the digits is what a distance keeps when its
-    square is compared.
+    that float64 tells apart; a point that fails the check is WITHIN_TOL. Comparing the squares of distances preserves
+    half of their digits.
     """
     return math.sqrt(torch.finfo(dtype).eps)
 
@@ -126,7 +126,7 @@ def reach(dtype: torch.dtype) -> float:
     """The share of ``|∇h| |g|`` below which an input does not reach a barrier: ``L_g h = 0``.
 
     A gradient of a gradient may cancel, so its error is not bounded by its own size; where the input does act, the
-    share is of order one. The root lies between, far from both.
+    share is of order one. The root of the machine epsilon lies between, far from both.
     """
     return math.sqrt(torch.finfo(dtype).eps)
 

@@ -14,14 +14,14 @@ from caffnet.model import CAffNet
 
 
 class WarmUp:
-    """Trains the first epochs without the layer; evaluation always has it.
+    """Switches the layer off in the first epochs of training; in evaluation it is always on.
 
-    Use with a penalty on ``set.violation(y)`` in the loss, so that the raw network comes near the set before it is put
-    into it. The state can be saved with the rest of a checkpoint.
+    Use it with a penalty on ``set.violation(y)`` in the loss, so that the raw outputs are near the set before the layer
+    is switched on. The state can be saved with the rest of a checkpoint.
 
     Args:
         model: any module that contains `CAffine` layers.
-        epochs: for how many epochs the layers stay out of training.
+        epochs: number of epochs for which the layers are off in training.
 
     >>> from caffnet import AffineSet, CAffNet, FeedForward
     >>> model = CAffNet(FeedForward(1, 1), AffineSet.box(0.0, 1.0, dim=1))
@@ -47,11 +47,11 @@ class WarmUp:
         self._set()
 
     def state_dict(self) -> dict[str, int]:
-        """State for a checkpoint."""
+        """Return the state for a checkpoint."""
         return {"epoch": self.epoch, "epochs": self.epochs}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Continue where a checkpoint was."""
+        """Restore the state from a checkpoint."""
         self.epoch, self.epochs = state["epoch"], state["epochs"]
         self._set()
 
@@ -63,7 +63,7 @@ class WarmUp:
 def zero_gradient_share(
     model: CAffNet, x: Any, loss: Callable[[Tensor], Tensor], nominal: Tensor | None = None
 ) -> float:
-    """The share of samples from which the backbone learns nothing although the loss wants to move their output.
+    """Return the share of samples from which the backbone learns nothing although their output has a gradient.
 
     Args:
         model: the network.

@@ -1,4 +1,4 @@
-"""The ``caffnet`` command, also ``python -m caffnet_lab``; it says what to install where the library came alone."""
+"""The ``caffnet`` command, also ``python -m caffnet_lab``. If a package is missing, it says which to install."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line: parses, calls, prints. No numerics here."""
+"""The command line: parses options, calls the library and prints. It computes nothing itself."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from caffnet_lab.experiments.config import MOST_SEED, MOST_THREADS, WHOLE_NUMBER
 
 
 class _Commands(TyperGroup):
-    """The commands. An unwritable file and a lack of memory give an error of one line."""
+    """The group of commands. Reports unwritable files and a lack of memory in one line, without a traceback."""
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command."""
         try:
             return super().invoke(ctx)
         except OSError as error:
-            if error.errno == errno.EPIPE:  # the reader of the output has seen enough
+            if error.errno == errno.EPIPE:  # the program that reads the output has ended, as `head` does
                 raise
             _fail(error)
         except (MemoryError, RuntimeError) as error:
@@ -60,28 +60,31 @@ def caffnet(
 def run(
     task: Annotated[
         str | None,
-        typer.Argument(help="pwc, opt, cbf or a yardstick (dc3-simple, dcopf-118, ...); may come from the config."),
+        typer.Argument(
+            help="pwc, opt, cbf or a yardstick (dc3-simple, dcopf-118, ...); not needed if the config has it."
+        ),
     ] = None,
-    config: Annotated[Path | None, typer.Option(help="TOML file; options below override it.")] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file of settings; the options below override it.")] = None,
     protocol: Annotated[
         str | None,
-        typer.Option(help="paper (default): as published; ours: what we recommend; the yardsticks have ours only."),
+        typer.Option(help="paper (default): as published; ours: as we recommend. The yardsticks have only ours."),
     ] = None,
     method: Annotated[
         list[str] | None,
         typer.Option(
-            help="A row of the table: nn, hardnet, caffnet-ff, caffnet-ff-lite, caffnet-tf, post-hoc, ipopt, and those "
-            "of the yardsticks. Repeat for more; all rows of the task's table by default."
+            help="A row of the task's table, such as nn, hardnet, caffnet-ff, caffnet-ff-lite, caffnet-tf, post-hoc or "
+            "ipopt. Repeat for more; all rows by default."
         ),
     ] = None,
-    seed: Annotated[list[int] | None, typer.Option(help="Repeat for more. The paper's five by default.")] = None,
+    seed: Annotated[list[int] | None, typer.Option(help="Repeat for more; the paper's five seeds by default.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the data; the protocol's by default.")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="Rate of Adam; the protocol's by default.")] = None,
     batch: Annotated[int | None, typer.Option(help="Samples per step, 0 for all; the protocol's by default.")] = None,
     dtype: Annotated[str | None, typer.Option(help="float64 (default) or float32.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; cuda by default if there is one.")] = None,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", help="Any other setting, as in a config: clip=1.0. Repeat for more.")
+        list[str] | None,
+        typer.Option("--set", help="Any other setting as NAME=VALUE, for example clip=1.0. Repeat for more."),
     ] = None,
     threads: Annotated[int | None, typer.Option(help="Threads per run; 1 by default.")] = None,
     jobs: Annotated[int | None, typer.Option(help="Runs at the same time; 1 by default.")] = None,
@@ -91,7 +94,7 @@ def run(
     checkpoint_seconds: Annotated[float | None, typer.Option(help="Time between checkpoints; 20 s by default.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="One seed, few epochs: a first look.")] = False,
 ) -> None:
-    """Run an experiment of the paper or a yardstick. Killed runs continue, finished ones are not run again."""
+    """Run an experiment of the paper or a yardstick. Resumes stopped runs and skips finished ones."""
     from caffnet_lab.experiments.campaign import WorkerError, run_campaign
     from caffnet_lab.experiments.checkpoint import CheckpointError
     from caffnet_lab.experiments.config import load_campaign, parse_settings
@@ -135,9 +138,9 @@ def run(
 def time_(
     task: Annotated[str, typer.Argument(help="pwc, opt, cbf or a yardstick.")],
     protocol: Annotated[
-        str | None, typer.Option(help="paper (default) or ours; the yardsticks have ours only.")
+        str | None, typer.Option(help="paper (default) or ours. The yardsticks have only ours.")
     ] = None,
-    method: Annotated[list[str] | None, typer.Option(help="As in run; repeat for more. All by default.")] = None,
+    method: Annotated[list[str] | None, typer.Option(help="As in run. Repeat for more; all by default.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; cuda by default if there is one.")] = None,
     rounds: Annotated[int, typer.Option(help="Epochs of each method that are timed.")] = 7,
     threads: Annotated[int, typer.Option(help="Threads of torch.")] = 1,
@@ -179,10 +182,11 @@ def report(
     records: Annotated[list[Path] | None, typer.Argument(help="Folders with records; results by default.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for the tables, the figures and the page.")] = Path("report"),
     markdown: Annotated[
-        Path | None, typer.Option(help="Write the Markdown here too, its figures in figures/<name> beside it.")
+        Path | None,
+        typer.Option(help="Also write the Markdown here, with its figures in figures/<name> beside it."),
     ] = None,
 ) -> None:
-    """Turn records into the paper's tables and figures: Markdown, LaTeX, CSV, PNG and one HTML page."""
+    """Make the paper's tables and figures from records: Markdown, LaTeX, CSV, PNG and one HTML page."""
     from caffnet_lab.experiments.records import RecordError
     from caffnet_lab.experiments.report import write_report
 
@@ -203,7 +207,7 @@ def demo(
     epochs: Annotated[int, typer.Option(help="Training epochs of each network.")] = 2000,
     seed: Annotated[int, typer.Option(help="Seed of the data and the networks.")] = 6,
 ) -> None:
-    """Train a CAffNet and a soft-constrained network on the paper's piecewise task; a table and a figure."""
+    """Train a CAffNet and a soft-constrained network on the paper's piecewise task; print a table, draw a figure."""
     _check_whole("--epochs", epochs, 1, WHOLE_NUMBERS["epochs"][1])
     _check_whole("--seed", seed, 0, MOST_SEED)
     if out.suffix not in (".png", ".pdf", ".svg"):
@@ -243,7 +247,7 @@ def methods(
     problems: Annotated[int, typer.Option(help="Random constraints per cell.")] = 20,
     inputs: Annotated[int, typer.Option(help="Random inputs per constraint.")] = 50,
     epochs: Annotated[int, typer.Option(help="Epochs of the short training; 0 for none.")] = 40,
-    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of all random numbers.")] = 0,
     float32: Annotated[bool, typer.Option("--float32", help="Measure in float32 instead of float64.")] = False,
 ) -> None:
     """Measure the paper's Table 1: every method on every kind of constraint."""
@@ -294,18 +298,18 @@ def methods(
 def bench(
     task: Annotated[
         list[str] | None,
-        typer.Option(help="Task or family (pwc, growth, dc3-200, everyday); repeat for more."),
+        typer.Option(help="Task or family: pwc, growth, dc3-200, everyday, ... Repeat for more; all by default."),
     ] = None,
     contestant: Annotated[
-        list[str] | None, typer.Option(help="Repeat for more. All that are installed by default.")
+        list[str] | None, typer.Option(help="Repeat for more; all that are installed by default.")
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Few rounds, small sizes: a first look.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Few rounds and small sizes, for a first look.")] = False,
     out: Annotated[Path, typer.Option(help="Folder for bench.json, bench.md and the plots.")] = Path("bench"),
     threads: Annotated[int | None, typer.Option(help="Threads of torch and the rivals; all cores by default.")] = None,
     limit: Annotated[float, typer.Option(help="Seconds that one call of a contestant may take.")] = 30.0,
-    memory: Annotated[str, typer.Option(help="Whose peak memory to measure: ours, all or none.")] = "ours",
+    memory: Annotated[str, typer.Option(help="Contestants whose peak memory is measured: ours, all or none.")] = "ours",
 ) -> None:
-    """Measure the layer, its backbone, the paper's algorithm and the rivals; say which promises hold."""
+    """Measure the layer, its backbone, the paper's algorithm and the rivals, and judge the claims about speed."""
     if threads is not None:
         _check_whole("--threads", threads, 1, MOST_THREADS)
     if not 0 < limit < float("inf"):
@@ -367,11 +371,14 @@ def bench(
 
 @app.command()
 def programs(
-    task: Annotated[list[str] | None, typer.Option(help="Program or family (qp, mint, opf-118); repeat.")] = None,
+    task: Annotated[
+        list[str] | None,
+        typer.Option(help="A program or family, such as qp, mint or opf-118. Repeat for more; all by default."),
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Few rounds: a first look.")] = False,
     threads: Annotated[int | None, typer.Option(help="Threads of torch and the rivals; all cores by default.")] = None,
 ) -> None:
-    """Measure solve_qp beside other layers and solvers for quadratic and linear programs; a Markdown table."""
+    """Measure solve_qp beside other layers and solvers for quadratic and linear programs; print a Markdown table."""
     if threads is not None:
         _check_whole("--threads", threads, 1, MOST_THREADS)
 
@@ -402,10 +409,10 @@ def _coloured(cell: str) -> str:
 def figures(
     out: Annotated[Path, typer.Option(help="Folder for the figures.")] = Path("figures"),
     kind: Annotated[
-        list[str] | None, typer.Option(help="png, pdf or svg; repeat for more. Default: png and pdf.")
+        list[str] | None, typer.Option(help="png, pdf or svg. Repeat for more; png and pdf by default.")
     ] = None,
 ) -> None:
-    """Draw the paper's Figures 1, 2, 3 and 8 from what the methods return, and the error by width."""
+    """Draw the paper's Figures 1, 2, 3 and 8 with the methods of the package, and the error by width."""
     if unknown := sorted(set(kind or ()) - {"png", "pdf", "svg"}):
         _fail(ConfigError(f"--kind must be png, pdf or svg, got {', '.join(unknown)}."))
     _make_folder(out)
@@ -421,17 +428,20 @@ def audit(
     constraint: Annotated[
         str, typer.Argument(help="The constraint, a function of the state: module:name or file.py:name.")
     ],
-    lower: Annotated[str, typer.Option(help="The box of states: its lower corner, as in --lower=-5,-4,0.")],
-    upper: Annotated[str, typer.Option(help="Its upper corner.")],
+    lower: Annotated[str, typer.Option(help="Lower corner of the box of states, as in --lower=-5,-4,0.")],
+    upper: Annotated[str, typer.Option(help="Upper corner of the box of states.")],
     samples: Annotated[int, typer.Option(help="Number of states in the first search.")] = 4096,
-    names: Annotated[str | None, typer.Option(help="Names of the states, as in --names=p,v.")] = None,
-    times: Annotated[str | None, typer.Option(help="An interval of time for a barrier that moves, as in 0,5.")] = None,
-    where: Annotated[
-        str | None, typer.Option(help="Only these states count: a function x -> bool, module:name or file.py:name.")
+    names: Annotated[str | None, typer.Option(help="Names of the entries of the state, as in --names=p,v.")] = None,
+    times: Annotated[
+        str | None, typer.Option(help="Interval of time, for a barrier that moves, as in --times=0,5.")
     ] = None,
-    picture: Annotated[Path | None, typer.Option(help="A file for a picture over the first two states.")] = None,
+    where: Annotated[
+        str | None,
+        typer.Option(help="Function x -> bool, true for the states that count: module:name or file.py:name."),
+    ] = None,
+    picture: Annotated[Path | None, typer.Option(help="File for a picture over the first two entries.")] = None,
 ) -> None:
-    """Look for states where no input is admissible. Exits with 1 if there are any, for use in CI."""
+    """Look for states without an admissible input. Exits with 1 if there are any, for use in CI."""
     from caffnet import ConstraintError
     from caffnet.control import audit as look
     from caffnet_lab.lookup import NotFoundError, find
@@ -463,11 +473,11 @@ def simulate(
     scenario: Annotated[list[str] | None, typer.Argument(help="integrator, unicycle, ...; all by default.")] = None,
     starts: Annotated[int, typer.Option(help="Number of initial states.")] = 1000,
     time_steps: Annotated[
-        bool, typer.Option("--time", help="Measure the time of one step instead of driving.")
+        bool, typer.Option("--time", help="Measure the time of one step instead of simulating.")
     ] = False,
     out: Annotated[Path, typer.Option(help="Folder for the records.")] = Path("runs/control"),
 ) -> None:
-    """Drive every system against its limits, with the safety filter and without. Exits with 1 if a limit is broken."""
+    """Simulate every system with and without the safety filter. Exits with 1 if the filter breaks a limit."""
     from caffnet_lab.safe_control.records import write
     from caffnet_lab.safe_control.scenarios import SCENARIOS
     from caffnet_lab.safe_control.simulate import simulate as drive
@@ -502,7 +512,7 @@ def reinforcement_learning(
     agent: Annotated[list[str] | None, typer.Option(help="sac-interior, td3-project, ...; all by default.")] = None,
     seed: Annotated[list[int] | None, typer.Option(help="Repeat for more; 0, 1 and 2 by default.")] = None,
     steps: Annotated[int | None, typer.Option(help="Steps of training; the task's by default.")] = None,
-    out: Annotated[Path, typer.Option(help="Folder for the records; runs that are there are not repeated.")] = Path(
+    out: Annotated[Path, typer.Option(help="Folder for the records; runs with a record are not repeated.")] = Path(
         "runs/rl"
     ),
 ) -> None:
@@ -527,11 +537,11 @@ def reinforcement_learning(
 
 @app.command("control-report")
 def control_report(
-    records: Annotated[Path, typer.Argument(help="Folder with records of `simulate` and `rl`, in any depth.")] = Path(
+    records: Annotated[Path, typer.Argument(help="Folder with records of simulate and rl, at any depth.")] = Path(
         "runs"
     ),
-    markdown: Annotated[Path, typer.Option(help="The page.")] = Path("report/control.md"),
-    figure: Annotated[Path, typer.Option(help="The picture of the returns.")] = Path("report/rl.png"),
+    markdown: Annotated[Path, typer.Option(help="File for the Markdown page.")] = Path("report/control.md"),
+    figure: Annotated[Path, typer.Option(help="File for the figure of the returns.")] = Path("report/rl.png"),
 ) -> None:
     """Make the tables and the figure of safe control from their records."""
     from caffnet_lab.safe_control.report import report
@@ -545,14 +555,16 @@ def control_report(
 @app.command()
 def export(
     source: Annotated[
-        str, typer.Argument(help="The record of a run, NAME.json, or a model in Python: module:name or file.py:name.")
+        str, typer.Argument(help="A model in Python, module:name or file.py:name, or the record of a run, NAME.json.")
     ],
     out: Annotated[Path, typer.Option(help="The folder (c, aot) or the file (onnx) to write.")],
     to: Annotated[str, typer.Option(help="c: plain C; onnx: ONNX Runtime; aot: C++ with libtorch.")] = "c",
-    name: Annotated[str, typer.Option(help="c: begins the names of files and functions.")] = "policy",
-    operators: Annotated[str, typer.Option(help="onnx: caffnet, one operator; plain, standard operators.")] = "caffnet",
+    name: Annotated[str, typer.Option(help="For c: prefix of the names of files and functions.")] = "policy",
+    operators: Annotated[
+        str, typer.Option(help="For onnx: caffnet (one operator of this library) or plain (standard operators).")
+    ] = "caffnet",
 ) -> None:
-    """Write a trained model for machines without Python."""
+    """Export a trained model to C, ONNX Runtime or C++, to run without Python."""
     from caffnet import ConstraintError
     from caffnet.deploy import to_aot, to_c, to_onnx
     from caffnet_lab.experiments.checkpoint import CheckpointError
@@ -563,7 +575,7 @@ def export(
         _fail(ConfigError(f"--to must be c, onnx or aot, got {to!r}."))
     for option, value, usual, home in (("--name", name, "policy", "c"), ("--operators", operators, "caffnet", "onnx")):
         if value != usual and to != home:
-            _fail(ConfigError(f"{option} is for --to {home}, got --to {to}."))
+            _fail(ConfigError(f"{option} is only for --to {home}, got --to {to}."))
     (_check_file if to == "onnx" else _check_folder)("--out", out)
     try:
         model, inputs = load_source(source)
@@ -607,7 +619,7 @@ def _check_whole(option: str, value: int, least: int, most: int) -> None:
 
 
 def _check_folder(option: str, folder: Path) -> None:
-    """Refuse a folder that cannot be made because a file is in its place; nothing is made yet."""
+    """Raise an error if a file is where the folder should be. Creates nothing yet."""
     for path in (folder, *folder.parents):
         if path.is_dir():
             return
@@ -629,13 +641,13 @@ def _make_folder(folder: Path) -> None:
 
 
 def _out_of_memory(error: BaseException) -> bool:
-    """Check whether Python or torch asked for more memory than there is."""
+    """Return True if the error says that memory ran out, in Python or torch."""
     lacking = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
     return lacking or "can't allocate memory" in str(error)
 
 
 def _fail(error: Exception) -> NoReturn:
-    """Say what went wrong and end."""
+    """Print the error in one line and exit with code 2."""
     what = str(error)
     if isinstance(error, OSError) and error.strerror:
         where = error.filename2 or error.filename

@@ -23,7 +23,7 @@ def find(place: str, what: str = "The constraint", kind: str = "x -> AffineSet")
         kind: what it takes and gives.
 
     Raises:
-        NotFoundError: with what came, what was expected, and what is there instead.
+        NotFoundError: it says what was given, what was expected, and which names exist.
     """
     found = find_object(place, what)
     if not callable(found):

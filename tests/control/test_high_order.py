@@ -170,9 +170,7 @@ def test_an_order_more_goes_the_same_way():
 
 def test_the_relative_degree_is_checked_when_built():
     mass, circle = DoubleIntegrator(2), OutsideCircles([[0.0, 0.0]], [1.0])
-    with pytest.raises(
-        ConstraintError, match=r"does not reach circle 0: L_g h = 0 at all 64 states .*Raise it: HighOrder"
-    ):
+    with pytest.raises(ConstraintError, match=r"does not reach circle 0: L_g h = 0 at all 64 states .*Write HighOrder"):
         BarrierConstraint(mass, circle)
     with pytest.raises(ConstraintError, match="does not reach circle 0"):
         BarrierConstraint(Integrator(2, 3), HighOrder(circle, Integrator(2, 3)))  # one order is missing
@@ -209,7 +207,7 @@ def test_a_barrier_that_is_nowhere_finite_is_refused():
     with pytest.raises(ConstraintError, match="The gradient of root is finite at none of the 64 states"):
         BarrierConstraint(mass, Stack(speed, root))
     far = FunctionBarrier(lambda x: (x[2] - 50).sqrt(), names=["far"])
-    with pytest.raises(ConstraintError, match="pass samples, states where it is defined"):
+    with pytest.raises(ConstraintError, match="pass samples: states where it is defined"):
         BarrierConstraint(mass, far)
     BarrierConstraint(mass, far, samples=torch.tensor([[0.0, 0.0, 60.0, 0.0]]))
     right, left = FunctionBarrier(lambda x: x[2].sqrt()), FunctionBarrier(lambda x: (-x[2]).sqrt())

@@ -129,7 +129,7 @@ def test_a_metric(operators: str, metric: list, tmp_path: Path):
     set = AffineSet.inequality([[1.0, 1.0], [1.0, -2.0]], [0.5, 1.0]).with_metric(metric)
     layer = CAffine(set, search="full", on_infeasible="nan")
     if operators == "plain" and isinstance(metric[0], list):
-        with pytest.raises(ConstraintError, match="factorise no matrix"):
+        with pytest.raises(ConstraintError, match="cannot factorise a matrix"):
             to_onnx(layer, tmp_path / "net.onnx", operators=operators)
         return
     agree(to_onnx(layer, tmp_path / "net.onnx", operators=operators), layer, 3 * torch.randn(40, 2))

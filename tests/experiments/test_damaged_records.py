@@ -80,7 +80,7 @@ def test_what_is_not_a_file(tmp_path):
         read_records(tmp_path)
     lines = str(error.value).splitlines()
     assert [Path(line.split(" ")[0]).stem for line in lines] == ["folder", "loop", "nowhere", "pipe"]
-    assert all("is not a file, so it is no record" in line for line in lines)
+    assert all("is not a file, so it cannot be a record" in line for line in lines)
 
 
 def changed(record: dict, where: str, value: object) -> dict:

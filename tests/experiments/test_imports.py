@@ -110,4 +110,4 @@ def test_command_line_names_mistakes(tmp_path):
     assert "No records below" in missing.stderr
     nothing = CliRunner().invoke(app, ["run"])
     assert nothing.exit_code == 2
-    assert "A campaign needs a task" in nothing.stderr
+    assert "Name a task: one of" in nothing.stderr

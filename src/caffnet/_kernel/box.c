@@ -1,11 +1,11 @@
-/* Sets made of bounds on single outputs: every output is chosen by itself, so nothing is factorised.
+/* Sets made of bounds on single outputs: every output is computed separately, so nothing is factorised.
 
    With w = 0 the answer is a clamp. With w, the candidates of an output are its bounds and, where g_j is within them,
    g_j itself. A p-norm grows with each |y_j - f_j|, so FULL takes the candidate nearest to f_j for each output. ACTIVE
    takes the clamp of g, or bounds where f leaves the box and g elsewhere, whichever is nearer to f.
 
-   A large box, whose rows are the identity, is answered in one pass over its numbers: clip_sample and its gradient. What
-   is unusual (w, NaN, bounds that exclude each other) is left to the rest of the kernel. */
+   A large box, whose rows are the identity, is answered in one pass over its numbers: clip_sample and its gradient.
+   Unusual samples (w, NaN, bounds that exclude each other) are left to the rest of the kernel. */
 #include "internal.h"
 
 /* Whether a sparse matrix is the identity. */
@@ -26,7 +26,7 @@ FN int is_identity(const CaffnetBatch *batch) {
     return same;
 }
 
-/* One pass over a sample, in the user's numbers; whether it is an ordinary one. `outside` says whether f was. */
+/* One pass over a sample, in the user's numbers; 1 if the sample is an ordinary one. `outside` is set if f is outside. */
 #define CLIP(Number)                                                                                                 \
     {                                                                                                                \
         const Number *RESTRICT f = (const Number *)batch->f + b * batch->f_step;                                     \
@@ -59,7 +59,7 @@ FN int is_identity(const CaffnetBatch *batch) {
 FN int clip_double(const CaffnetBatch *batch, int64_t b, int *outside) CLIP(double)
 FN int clip_single(const CaffnetBatch *batch, int64_t b, int *outside) CLIP(float)
 
-/* Answer sample b of an identity; its status, or REJECTED where it is no ordinary one. */
+/* Answer sample b of an identity; its status, or REJECTED for a sample that is not ordinary. */
 FN int clip_sample(const CaffnetBatch *batch, int64_t b) {
     int outside = 0;
     if (batch->w || !(batch->single ? clip_single(batch, b, &outside) : clip_double(batch, b, &outside))) return REJECTED;
@@ -68,7 +68,7 @@ FN int clip_sample(const CaffnetBatch *batch, int64_t b) {
     return batch->status[b];
 }
 
-/* The gradient of f without what the rows take. */
+/* The gradient of f, without the part that goes to the bounds. */
 #define PASS(Number)                                                                                                 \
     {                                                                                                                \
         const Number *RESTRICT v = (const Number *)to->v + b * to->v_step;                                           \
@@ -79,8 +79,8 @@ FN int clip_sample(const CaffnetBatch *batch, int64_t b) {
 FN void pass_double(const CaffnetBatch *batch, const CaffnetGradients *to, int64_t b) PASS(double)
 FN void pass_single(const CaffnetBatch *batch, const CaffnetGradients *to, int64_t b) PASS(float)
 
-/* The gradients of sample b of an identity, from its rows: 0 for an output at a bound, which gets it. With `tangent` f
-   keeps what leads inside, at every bound that y touches. */
+/* The gradients of sample b of an identity, from its rows: for an output at a bound f gets 0, and the bound the gradient.
+   With `tangent` f keeps a gradient that leads inside, at every bound that y touches. */
 FN void clip_gradient(const CaffnetBatch *batch, const CaffnetGradients *to, int64_t b) {
     const int8_t *active = batch->active + b * batch->m;
     int single = (int)batch->single, held = 0, passes = batch->status[b] <= CAFFNET_WITHIN_TOL;
@@ -172,7 +172,7 @@ FN int box_point(Work *work, int search) {
             nearest = j;
         }
     }
-    any = any || !(room < HUGE_VAL); /* no output has a bound: none to stand on */
+    any = any || !(room < HUGE_VAL); /* no output has a bound: there is no face */
     if (!any) /* g is inside: the nearest bound of all */
         clamped[nearest] = g[nearest] - low[nearest] < high[nearest] - g[nearest] ? low[nearest] : high[nearest];
     int own = feasible && distance(y, f, n, work->norm) <= distance(clamped, f, n, work->norm);
@@ -200,7 +200,7 @@ FN void fix_outputs(const Rows *s, const int8_t *held, double *y) {
 FN Index list_held(const Rows *s, Face *face) {
     face->base = 0;
     Index k = 0;
-    for (Index i = 0; i < rows_of(s) && k <= outputs_of(s); i++) { /* without a branch, which no processor foresees */
+    for (Index i = 0; i < rows_of(s) && k <= outputs_of(s); i++) { /* without a branch, which processors could not predict */
         face->rows[k] = i;
         face->sides[k] = face->held[i];
         k += face->held[i] != 0;

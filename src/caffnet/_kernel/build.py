@@ -1,7 +1,7 @@
 """Compiles the kernel: for the build of a wheel, and in a clone whose C files have changed.
 
-It needs no other file of the package and nothing but the standard library, so that a build can run it by its path.
-The compiler is `CC`, else the system's cc, gcc or clang, else `ziglang` (a build asks for it where there is no other).
+It needs only the standard library and no other file of the package, so that a build can run it by its path. The
+compiler is `CC`, else cc, gcc or clang of the system, else `ziglang` (which a build requests if there is no other).
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ WHEELS = {
     "macosx_11_0_arm64": "aarch64-macos.11.0",
     "win_amd64": "x86_64-windows-gnu",
 }
-# Products are not fused and sums not reordered: the bits do not depend on the compiler.
+# Products are not fused and sums not reordered, so that the bits do not depend on the compiler.
 FLAGS = ["-std=c11", "-O3", "-fPIC", "-fvisibility=hidden", "-Werror=implicit-function-declaration"]
 FLAGS += ["-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]
 VECTORS = {"avx2": ["-mavx2", "-mfma"], "avx512": ["-mavx512f", "-mavx512dq", "-mavx512vl", "-mfma"]}
 
 
-#: Files of the library that are not the kernel itself: they call it.
+#: Files of the library that call the kernel and are not part of it.
 SHELLS = ("dispatch.c", "onnx.c")
 
 
@@ -52,7 +52,7 @@ def source_hash() -> str:
 
 
 def is_current(library: Path = LIBRARY) -> bool:
-    """Check whether a library is there and was compiled from the C files as they are."""
+    """Return True if a library exists and was compiled from the present C files."""
     return library.exists() and f"caffnet-sources:{source_hash()};".encode() in library.read_bytes()
 
 
@@ -73,7 +73,7 @@ def build_wheel_library(wheel: str, folder: Path) -> Path:
 
     Args:
         wheel: a tag of `WHEELS`.
-        folder: where the file goes.
+        folder: the folder for the file.
     """
     if wheel not in WHEELS:
         raise BuildError(f"CAFFNET_WHEEL must be one of {', '.join(WHEELS)}, got {wheel!r}.")
@@ -93,11 +93,11 @@ def build(
     """Compile the library.
 
     Args:
-        target: where it goes; it is replaced in one step.
+        target: the file; it is replaced in one step.
         compiler: the command; `find_compiler` if None.
-        extra: more flags, as ``["-fsanitize=address"]``.
-        system: that the library is for, as `sys.platform`.
-        machine: likewise, as `platform.machine`.
+        extra: more flags, for example ``["-fsanitize=address"]``.
+        system: the system that the library is for, as in `sys.platform`.
+        machine: the machine that the library is for, as in `platform.machine`.
 
     Raises:
         BuildError: there is no compiler, or it fails.

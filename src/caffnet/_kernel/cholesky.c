@@ -8,7 +8,7 @@
    the ways up from all q with K_pq != 0. Columns before the tail are lists of entries; a line of the tail is in full. */
 #include "internal.h"
 
-/* Read the rows that are no bounds by their columns. */
+/* Read the rows that are not bounds, by columns. */
 FN void read_columns(const Rows *s) {
     Newton *w = s->newton;
     Index n = outputs_of(s), m = rows_of(s);
@@ -51,7 +51,7 @@ FN void chain(Graph *at, Index i) {
     at->head[at->degree[i]] = i;
 }
 
-/* Make room for a list of `length`, by moving the lists in use together; 0 if there is none. */
+/* Make room for a list of `length`, by moving the lists in use together; 0 if there is no room. */
 FN int make_room(Graph *at, Index length) {
     if (at->used + 2 + length <= at->room) return 1;
     int64_t to = 0;
@@ -129,7 +129,7 @@ FN int eliminate(Graph *at, Index v) {
     return 1;
 }
 
-/* The order in which rows are eliminated, once for a matrix. What does not fit into the memory goes to the tail. */
+/* Find the order in which rows are eliminated, once for a matrix. Rows that do not fit into the memory go to the tail. */
 FN void order_rows(const Rows *s) {
     Newton *w = s->newton;
     Index m = rows_of(s), left = 0, lowest = 0;

@@ -26,7 +26,7 @@ FN int decide(const CaffnetBatch *batch, int64_t b, Work *work, CaffnetProof *pr
     if (inside != REJECTED) {
         if (!batch->strict) return write_itself(batch, b, inside);
         if (holds_exactly(batch, b, batch->f, b * batch->f_step, 0)) return write_itself(batch, b, CAFFNET_INSIDE);
-        copy(work->g, work->f, n); /* feasible up to rounding: to be moved by rounding only, not by w */
+        copy(work->g, work->f, n); /* f is feasible up to rounding: it is moved by rounding only, not by w */
         search = CAFFNET_ACTIVE;
     }
     double size = size_of_sample(work);
@@ -48,7 +48,7 @@ FN int decide(const CaffnetBatch *batch, int64_t b, Work *work, CaffnetProof *pr
     if (state == CAFFNET_RELAXED) return write_relaxed(batch, b, work);
     if (batch->strict && state != CAFFNET_INFEASIBLE) {
         state = write_strictly(batch, b, work, search == CAFFNET_PAPER ? CAFFNET_FULL : search, proof);
-        /* Where no point holds exactly, one that holds up to rounding stays where it is. */
+        /* If no point holds exactly, a point that holds up to rounding is not moved. */
         int stays = state == CAFFNET_WITHIN_TOL && inside != REJECTED;
         if (stays && work->soft) stays = holds_exactly(batch, b, batch->f, b * batch->f_step, 1);
         return stays ? write_itself(batch, b, state) : state;

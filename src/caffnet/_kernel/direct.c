@@ -1,5 +1,5 @@
-/* Sets whose projection needs no factorisation: bounds of single outputs, and beside them nothing (BOUNDS), one row
-   (BUDGET: simplex, capped simplex, any weights), or an order of neighbours (CHAIN). Recognised from the scaled rows.
+/* Sets whose projection needs no factorisation: bounds of single outputs, alone (BOUNDS), with one row (BUDGET: simplex,
+   capped simplex, any weights), or with an order of neighbours (CHAIN). They are recognised from the scaled rows.
 
    BUDGET. The row a has one multiplier t, and y(t)_j = clip(g_j - t a_j, low_j, high_j). Its value a y(t) never grows
    with t and is linear between the points where an output meets a bound. Newton's method within a bracket finds the t at
@@ -41,7 +41,7 @@ FN Index link_of(const Rows *s, Index i, double *up) {
     return second == first + 1 && *up == -left ? first : -1;
 }
 
-/* What the samples of a matrix may be. */
+/* The family that the samples of a matrix may have. */
 FN void recognise(Rows *s) {
     Direct *d = &s->direct;
     Index others = 0;
@@ -351,7 +351,7 @@ FN double halve_breakpoints(const Direct *d, const double *g, Index n, double bo
         if (second > near && second < far && second != first) at[count++] = second;
     }
     sort(at, count);
-    Index lower = 0, upper = count; /* the value passes the bound between at[lower - 1] and at[upper] */
+    Index lower = 0, upper = count; /* the value crosses the bound between at[lower - 1] and at[upper] */
     while (lower < upper) {
         Index middle = lower + (upper - lower) / 2;
         if (sign * (budget_at(d, g, n, sign * at[middle], &squared) - bound) > 0.0) lower = middle + 1;
@@ -524,7 +524,7 @@ FN Index chain_search(Work *work, const double *g, double *y) {
         }
         Index place = d->falling ? j - 1 : j, link = k + 1 < n ? d->link[place] : -1;
         int upper = link >= 0 && is_finite(s->high[link]);
-        joined = upper || (link >= 0 && is_finite(s->low[link])); /* a link without a bound ties nothing */
+        joined = upper || (link >= 0 && is_finite(s->low[link])); /* a link without a bound does not connect its outputs */
         double bound = !joined ? 0.0 : upper ? s->high[link] : s->low[link];
         if (!joined) step = 0.0;
         else if (bound != 0.0) step += (d->falling ? -1.0 : 1.0) * bound / d->a[place];

@@ -32,7 +32,7 @@ FN void settle(const Rows *s, Face *face, const double *g, double *y, const Caff
     for (int again = 1; again;) {
         flat_point(s, face, g, y);
         multipliers(s, face, face->base, g, y);
-        /* A row that pulls by no more than rounding is left out, as a cold start would not have found it. */
+        /* A row whose multiplier is only rounding is left out, as a cold start would not have found it. */
         double least = t->tie * (largest(g, outputs_of(s)) + largest(y, outputs_of(s)));
         again = 0;
         for (Index j = face->k - 1; j >= face->base; j--)
@@ -58,7 +58,7 @@ FN Index most_violated(const Rows *s, Face *face, const double *y, double size, 
                        Index *waiting, double *at) {
     double free = fine * size + t->underflow, worst = 0.0, values[GROUP];
     Index found = -1, *rows = face->violated;
-    int grouped = outputs_of(s) >= 8; /* shorter rows gain nothing from company */
+    int grouped = outputs_of(s) >= 8; /* shorter rows are not faster in groups */
     for (;;) {
         int all = *waiting == 0;
         Index left_over = 0, count = all ? rows_of(s) : *waiting;
@@ -68,7 +68,7 @@ FN Index most_violated(const Rows *s, Face *face, const double *y, double size, 
             if (grouped && e % GROUP == 0) values_of(s, rows + e, count - e < GROUP ? count - e : GROUP, y, values);
             double value = grouped ? values[e % GROUP] : value_of(s, i, y);
             double above = value - s->high[i], below = s->low[i] - value, excess = larger(above, below);
-            if (!(excess > free)) continue; /* most rows, at the cost of one comparison */
+            if (!(excess > free)) continue; /* decides most rows by one comparison */
             int violated = (above > free + fine * fabs(s->high[i])) | (below > free + fine * fabs(s->low[i]));
             violated &= face->held[i] == 0; /* an equality that is not held depends on the others */
             rows[left_over] = i;
@@ -81,7 +81,7 @@ FN Index most_violated(const Rows *s, Face *face, const double *y, double size, 
             }
         }
         *waiting = left_over;
-        if (found < 0 && left_over > 0) { /* squares that underflow: any of them */
+        if (found < 0 && left_over > 0) { /* the squares underflow: take any of these rows */
             found = rows[0];
             *at = value_of(s, found, y);
         }
@@ -109,7 +109,7 @@ FN int join(Work *work, Index p, double at, double *y) {
         in_rows(face, base, face->d, face->r, n);
         double pull = 1.0, fall = 0.0; /* the multiplier of the row that leaves first, and its rate */
         Index place = -1;
-        double noise = t->fine_rank * largest(face->r + base, face->k - base); /* such a rate drives nothing out */
+        double noise = t->fine_rank * largest(face->r + base, face->k - base); /* a rate that is only rounding removes no row */
         for (Index j = base; j < face->k; j++) {
             double rate = sign * face->sides[j] * face->r[j];
             if ((multiplier[j] * fall < pull * rate) & (rate > noise)) {
@@ -143,9 +143,9 @@ FN int join(Work *work, Index p, double at, double *y) {
 
    The face begins with the equalities, which are never dropped; `start` marks rows to begin with: NULL for none,
    face.held for the face as it is. Rows count
-   as satisfied up to `fine`. Once they are up to `coarse`, few more rounds are spent on what is left: where rows
-   exclude each other by so little, the face before is the answer. A negative `coarse` makes that a conflict too. After
-   a conflict, face.entering and face.side are the row that could not join. */
+   as satisfied up to `fine`. Once they hold up to `coarse`, only few more rounds follow: if rows exclude each other by
+   less than that, the previous face is the answer. A negative `coarse` makes this a conflict too. After a conflict,
+   face.entering and face.side are the row that could not join. */
 FN Index dual(Work *work, const double *g, double *y, const int8_t *start, double fine, double coarse) {
     const Rows *s = &work->rows;
     Face *face = &work->face;
@@ -158,7 +158,7 @@ FN Index dual(Work *work, const double *g, double *y, const int8_t *start, doubl
         Index k = direct_search(work, g, y, fine, coarse);
         if (k != NOT_FOUND) return k;
         int given_up = work->rows.direct.family == SPARSE;
-        work->rows.direct.family = is_sparse(s) ? SPARSE : ANY; /* this sample is for what follows */
+        work->rows.direct.family = is_sparse(s) ? SPARSE : ANY; /* the methods below take this sample */
         if (is_sparse(s) && !given_up) k = direct_search(work, g, y, fine, coarse);
         if (is_sparse(s)) {
             work->lost = k == NOT_FOUND;
@@ -176,7 +176,7 @@ FN Index dual(Work *work, const double *g, double *y, const int8_t *start, doubl
         double size = scale + largest(y, n);
         Index p = most_violated(s, face, y, size, fine, t, &waiting, &at);
         if (p < 0) return face->k;
-        /* The row violated most is the farthest; others may exceed their own allowance, so all are asked. */
+        /* The row violated most is the farthest; others may exceed their own allowance, so all are checked. */
         if (coarse > 0.0 && !settled && excess_of(s, p, at) <= coarse * (size + bound_at(s, p, at)) + t->underflow &&
             accepts(s, y, scale)) {
             settled = 1;
@@ -187,7 +187,7 @@ FN Index dual(Work *work, const double *g, double *y, const int8_t *start, doubl
         int flat = work->flat;
         work->flat = 0;
         if (join(work, p, at, y)) continue;
-        if (coarse > 0.0 && !flat && face->k == before) { /* y has gathered the rounding of all steps: compute it afresh, and look again */
+        if (coarse > 0.0 && !flat && face->k == before) { /* y has accumulated the rounding of all steps: compute it anew, and check again */
             flat_point(s, face, g, y);
             work->flat = 1;
             waiting = 0;

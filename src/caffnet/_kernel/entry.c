@@ -1,4 +1,4 @@
-/* Batches: the workspace, and the functions that a caller sees. */
+/* Batches: the workspace, and the public functions. */
 #include "internal.h"
 
 typedef struct {
@@ -7,7 +7,7 @@ typedef struct {
 } Pool;
 
 FN void *take(Pool *pool, size_t count, size_t size) {
-    void *place = pool->memory ? pool->memory + pool->used : NULL; /* NULL: only the size is asked for */
+    void *place = pool->memory ? pool->memory + pool->used : NULL; /* NULL: only the size is computed */
     pool->used += (count * size + 63) / 64 * 64;
     return place;
 }
@@ -49,7 +49,7 @@ FN void carve_sparse(Newton *newton, size_t n, size_t m, const int32_t *start, P
     newton->where = INDICES(newton->room);
 }
 
-/* Divide the caller's memory; how much of it is used. `start` of a sparse matrix, else NULL. */
+/* Divide the caller's memory; returns how much of it is used. `start` of a sparse matrix, else NULL. */
 FN size_t carve(Work *work, int64_t outputs, int64_t count, const int32_t *start, int search, void *memory) {
     Pool whole = {(char *)memory, 0}, *pool = &whole;
     memset(work, 0, sizeof *work);
@@ -160,7 +160,7 @@ FN void prepare(Work *work, const CaffnetBatch *batch, void *memory) {
 
 /* ---------------------------------------------------------------------------------------------- a matrix that comes again */
 
-/* What stays of a matrix from call to call: it comes first in the memory of a batch with `keep`. */
+/* Data of a matrix that are kept between calls: they come first in the memory of a batch with `keep`. */
 typedef struct {
     int known; /* the rest is set */
     int sound; /* the rows are scaled, or have NaN (0), or were not needed (-1) */
@@ -202,8 +202,8 @@ FN int same_bits(const void *one, const void *other, size_t bytes) {
     return 1;
 }
 
-/* Prepare the work with what is known of the matrix, if it has the bits of the one that is kept; `sound` as in Kept. The
-   copy is made before A is used, so the next call sees whatever is written to A meanwhile. An identity needs no copy. */
+/* Prepare the work with the data kept of the matrix, if it has the same bits as the kept copy; `sound` as in Kept. The
+   copy is made before A is used, so the next call notices anything written to A meanwhile. An identity needs no copy. */
 FN int recall(Work *work, const CaffnetBatch *batch, int identity, void *memory) {
     if (!batch->keep) {
         prepare(work, batch, memory);
@@ -239,7 +239,7 @@ FN int recall(Work *work, const CaffnetBatch *batch, int identity, void *memory)
     return -1;
 }
 
-/* Leave what is known of the matrix to the next call. */
+/* Keep the data of the matrix for the next call. */
 FN void keep(const CaffnetBatch *batch, const Work *work, int sound, int identity, void *memory) {
     Kept *kept = (Kept *)memory;
     if (!batch->keep || identity || (batch->cancel && *batch->cancel)) return;
@@ -250,7 +250,7 @@ FN void keep(const CaffnetBatch *batch, const Work *work, int sound, int identit
 
 /* ---------------------------------------------------------------------------------------------- metrics */
 
-/* Divide memory for the white sample of a metric, but for its own work; how much of it is used. */
+/* Divide memory for the white sample of a metric, except for its own work; returns how much of it is used. */
 FN size_t carve_metric(Metric *metric, int64_t outputs, int64_t count, void *memory) {
     Pool whole = {(char *)memory, 0}, *pool = &whole;
     size_t n = (size_t)outputs, m = (size_t)count;

@@ -87,7 +87,7 @@ FN int exact_sign(const void *a, int64_t place, const Index *columns, const void
 }
 
 /* Whether the value in the user's array satisfies every inequality of sample b exactly; with `hard`, of its hard rows.
-   Equalities are not asked. */
+   Equalities are not tested. */
 FN int holds_exactly(const CaffnetBatch *batch, int64_t b, const void *y, int64_t y_place, int hard) {
     int single = (int)batch->single;
     const Index *start = batch->row_start;

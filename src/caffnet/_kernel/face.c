@@ -55,8 +55,8 @@ FN void move_all(const Face *face, const double *d, double *y, Index n) {
     }
 }
 
-/* Split row i into its part d on the face and the rest z; |z|^2. What the equalities leave of a row is kept, for the
-   samples that share it. */
+/* Split row i into its part d on the face and the rest z; returns |z|^2. The remainder of a row beside the equalities is
+   kept, for the samples that share it. */
 FN double remainder_of(const Rows *s, Index i, Face *face) {
     Index n = outputs_of(s), k = face->k;
     size_t line = (size_t)i * (size_t)n;
@@ -69,7 +69,7 @@ FN double remainder_of(const Rows *s, Index i, Face *face) {
     }
     copy(z, s->A + line, n);
     if (k == 0) return s->squared[i];
-    along_all(face, z, d, n); /* all products first: they do not wait for each other */
+    along_all(face, z, d, n); /* all products first, as they are independent */
     move_all(face, d, z, n);
     double left = dot(z, z, n);
     if (left < CANCELLATION * s->squared[i]) { /* once more makes z orthogonal to rounding */
@@ -128,7 +128,7 @@ FN void drop(Face *face, Index place, Index n) {
         double *RESTRICT first = face->Q + (size_t)c * (size_t)n, *RESTRICT second = first + n;
         Index unit = face->unit[c];
         double cosine = 0.0, sine = 1.0;
-        if (upper[c] == 0.0) { /* orthogonal rows only change places */
+        if (upper[c] == 0.0) { /* orthogonal rows only swap */
             face->unit[c] = face->unit[c + 1];
             face->unit[c + 1] = unit;
             sine = lower[c] < 0.0 ? -1.0 : 1.0;
@@ -273,7 +273,7 @@ FN void copy_face(const Rows *s, Face *to, const Face *from) {
 /* The marks in face.held are not those of its factors any more. */
 FN void forget_factors(Work *work) { work->ready = 0; }
 
-/* Judge by another share which rows are independent: factors found with the one before do not count. */
+/* Use another tolerance for independent rows: factors found with the previous one are not valid. */
 FN void set_rank(Work *work, double rank) {
     work->t.rank = rank;
     forget_factors(work);
@@ -291,7 +291,7 @@ FN void restart(Work *work) {
         work->ready = 0;
         return;
     }
-    if (same) { /* what was added later has not touched the factors of the first rows */
+    if (same) { /* rows added later have not changed the factors of the first rows */
         face->k = face->base;
         for (Index j = 0; j < face->base; j++) face->held[face->rows[j]] = 1;
         return;

@@ -1,4 +1,4 @@
-/* Answers that are hard to reach: rows that meet far away, points beyond the largest number. */
+/* Difficult samples: rows that meet far away, points beyond the largest number. */
 #include "internal.h"
 
 /* An entry of y in the user's units. */
@@ -38,7 +38,7 @@ FN int retry_finely(Work *work, int state, int strict, CaffnetProof *proof) {
     set_rank(work, work->t.fine_rank);
     int far = project(work, CAFFNET_ACTIVE, NULL) >= 0;
     if (far) (void)missed_in_conflict(work, work->y, &room);
-    if (far && reaches && room > missed) { /* only the rounding of the data makes them meet there */
+    if (far && reaches && room > missed) { /* they meet there only because of the rounding of the data */
         set_rank(work, rank);
         restore_answer(work);
         return meaning_of_conflict(work);
@@ -149,8 +149,8 @@ FN int exclude_far_point(const CaffnetBatch *batch, int64_t b, Work *work, int s
     return state;
 }
 
-/* Answer the sample without its soft rows: RELAXED, or INFEASIBLE; WITHIN_TOL where the hard rows do not hold and no proof
-   says why. */
+/* Answer the sample without its soft rows: RELAXED, or INFEASIBLE; WITHIN_TOL if the hard rows do not hold and there is no
+   proof of a conflict. */
 FN int ignore_soft_rows(const CaffnetBatch *batch, int64_t b, Work *work, CaffnetProof *proof) {
     const char *soft = work->soft;
     int state = CONFLICT;
@@ -159,7 +159,7 @@ FN int ignore_soft_rows(const CaffnetBatch *batch, int64_t b, Work *work, Caffne
     double size = size_of_sample(work);
     forget_factors(work);
     if (!has_impossible_hard_row(work)) state = project(work, CAFFNET_ACTIVE, NULL);
-    work->soft = NULL; /* the hard rows are all there are */
+    work->soft = NULL; /* there are only hard rows */
     if (state < 0) state = approach(work, (int)batch->strict, proof);
     work->soft = soft;
     state = exclude_far_point(batch, b, work, state, size, proof);

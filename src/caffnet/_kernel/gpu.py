@@ -1,8 +1,8 @@
 """The kernel on an NVIDIA GPU: compiled for the device by NVRTC at the first call, one launch for a batch.
 
 It is the same C source (gpu.cu wraps it), so it decides, proves and differentiates as on the CPU. A thread takes one
-sample after the other; its workspace is global memory. Nothing waits for the device but the count of bad samples, and
-that only where they raise. ``python -m caffnet._kernel.gpu`` compares the device with the CPU; with
+sample after the other; its workspace is global memory. The host waits only for the count of bad samples, and only if
+they raise an error. ``python -m caffnet._kernel.gpu`` compares the device with the CPU; with
 ``sm_70 sm_80`` it compiles for these and prints registers and spills.
 """
 
@@ -29,8 +29,8 @@ from caffnet._solve.problem import CORES, Answer, Options, Problem
 from caffnet.errors import KernelError
 
 SOLVE, GRADIENT = "caffnet_solve_batch", "caffnet_gradient_batch"
-BLOCK = 64  # threads: samples differ in their steps, so few wait for each other
-MOST_WORKSPACE = 2**30  # bytes; a larger batch takes turns
+BLOCK = 64  # threads in a block: samples take different numbers of steps, so few threads should wait for each other
+MOST_WORKSPACE = 2**30  # bytes of workspace; a larger batch reuses it
 # Headers of the C library that the files include; NVRTC has the functions built in.
 _HEADERS = {
     "math.h": "#define HUGE_VAL __longlong_as_double(0x7ff0000000000000LL)\n"
@@ -118,11 +118,11 @@ def _word(number: int) -> bytes:
 
 
 def compile_for(architecture: str, verbose: bool = False) -> tuple[bytes, str]:
-    """The kernel for an architecture, and what the compiler says. Needs no GPU.
+    """Compile the kernel for an architecture; return it and the messages of the compiler. Needs no GPU.
 
     Args:
         architecture: ``"sm_80"`` gives machine code, ``"compute_80"`` its intermediate form (PTX), in a few seconds.
-        verbose: also say how many registers are used and how much is spilled.
+        verbose: also report the registers and the spilled memory.
 
     Raises:
         KernelError: it does not compile.
@@ -153,7 +153,7 @@ def compile_for(architecture: str, verbose: bool = False) -> tuple[bytes, str]:
 def _compiled(architecture: str) -> bytes:
     """The machine code for an architecture: compiled once, then kept in the cache of the user.
 
-    Compiling takes a minute or more; the file is named by all that goes into it.
+    Compiling takes a minute or more; the name of the file depends on everything that is compiled.
     """
     texts = [path.read_bytes() for path in sorted(build.HERE.glob("*.[ch]*")) if path.suffix in (".c", ".h", ".cu")]
     digest = hashlib.sha256(b"\0".join(texts)).hexdigest()[:16]

@@ -7,7 +7,7 @@
    With `tangent`, f gets -d instead, with d the projection of -v on the tangent cone at y: the directions in which the
    rows that y touches allow a small step. It is the same search, on these rows with all bounds 0.
 
-   Where soft rows have given way, what the level adds is in soft.c. */
+   Where soft rows have given way, soft.c adds the terms of the level. */
 #include "internal.h"
 
 /* Add the gradients of row i, held at `side` with coefficients lambda and q, for a point y and a reduced gradient p. */
@@ -74,8 +74,8 @@ FN Index direct_reduce(Work *work, const int8_t *active, const double *y, const 
     const Rows *s = &work->rows;
     Face *face = &work->face;
     double *r = face->left, *away = work->spare;
-    forget_factors(work); /* the factors of another sample do not go with the rows listed here */
-    /* As in a factorised face, equalities belong to it even where they did not hold. */
+    forget_factors(work); /* the factors are those of another sample, not of the rows listed here */
+    /* As in a factorised face, equalities belong to the face even if they did not hold. */
     for (Index i = 0; i < rows_of(s); i++) face->held[i] = s->equal[i] ? 1 : active[i];
     direct_independent(s, face->held);
     Index k = list_held(s, face);
@@ -185,7 +185,7 @@ FN void differentiate(const CaffnetBatch *batch, const CaffnetGradients *to, int
         y[j] = times_power(load(batch->value, b * n + j, single), s->shift);
     }
     double top = largest(v, n);
-    if (numbers && top > 0.0 && (top > LARGEST || top < SMALLEST)) { /* linear in v: into the range that can be squared */
+    if (numbers && top > 0.0 && (top > LARGEST || top < SMALLEST)) { /* linear in v: scale it into the range that can be squared */
         (void)frexp(top, &exponent);
         exponent = exponent > 1000 ? 1000 : exponent; /* 2^24 can be squared too */
         for (Index j = 0; j < n; j++) v[j] = ldexp(v[j], -exponent);

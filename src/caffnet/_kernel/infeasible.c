@@ -5,7 +5,7 @@
    conflict to conflict (Newton's method on a convex piecewise linear function: it ends after finitely many) until the
    relaxed rows meet. With one user's unit for every row that is the least violation; a row whose unit is 0 does not give
    way. With a negative start the same climb finds how far inside all rows a point can be: that is what `strict` needs.
-   What a row is relaxed by anyway is in work->give. */
+   work->give has the amount by which each row is relaxed in any case. */
 #include "internal.h"
 
 FN void relax_rows(Work *work, double relax) {
@@ -171,7 +171,7 @@ FN int excludes_all(const Work *work, Index i) {
 FN Index impossible_row(const Work *work) {
     Index row = -1;
     for (Index i = rows_of(&work->rows) - 1; i >= 0; i--) {
-        if (work->give[i] == HUGE_VAL) continue; /* it has no say */
+        if (work->give[i] == HUGE_VAL) continue; /* it is ignored */
         if (excludes_all(work, i) || (work->low[i] > work->high[i] && (row < 0 || !excludes_all(work, row)))) row = i;
     }
     return row;
@@ -198,11 +198,11 @@ FN Index climb(Work *work, const double *g, double *y, double *relax, const int8
                 work->conflict[i] = is_finite(s->high[i]) ? 1.0 : is_finite(s->low[i]) ? -1.0 : 0.0;
                 work->fine[i] = 0.0;
             }
-        double noise = 0.0, needed = needed_relaxation(work, largest(g, outputs_of(s)), &noise); /* not y: a row that only rounding tells apart has thrown it far */
+        double noise = 0.0, needed = needed_relaxation(work, largest(g, outputs_of(s)), &noise); /* not y: rows that differ only by rounding have moved it far away */
         if (needed == HUGE_VAL) return CONFLICT;
         if (k == CONFLICT && needed > 0.0) keep_farthest(work);
         if (k == CONFLICT && needed > *relax + noise) *relax = needed;
-        else if (before) start = NULL; /* the rows that it began with may be to blame */
+        else if (before) start = NULL; /* the rows that it began with may be the cause */
         else { /* no progress beyond rounding: a little further each time */
             *relax += growth * noise;
             growth *= 4.0;

@@ -9,7 +9,7 @@
 #include "kernel.h"
 
 #ifdef __CUDACC__
-#define FN static __device__ __noinline__ /* all in one function would keep the compiler busy for an hour */
+#define FN static __device__ __noinline__ /* inlined into one function, the kernel takes an hour to compile */
 #define INLINE static __device__ __forceinline__
 #define RARE FN
 #define RESTRICT __restrict__
@@ -37,16 +37,16 @@ enum { WHOLE = -1, PARTLY = -2 };       /* in place of an output: a row that is 
 #define LOST_BY_PAIRS 0x1p-98
 /* Two units in the last place: what one operation and the rounding of its input leave. */
 #define ROUNDING 0x1p-51
-/* Every row may be exceeded by so many t.search of the largest output, however small its own numbers are. */
+/* Every row may be exceeded by this many times t.search of the largest output, however small its own numbers are. */
 #define SHARE_OF_ALL 4.0
-/* Levels of soft rows that a gradient tells apart. */
+/* The most levels of soft rows that a gradient distinguishes. */
 #define LEVELS 16
 /* A remainder |z|^2 below this share of |a|^2 is projected again. Every row multiplies what the directions lack of being
    orthogonal by |d| / |z|; from one half on that is at most 1, and nothing grows from row to row. */
 #define CANCELLATION 0.5
 /* What a remainder gets back along one direction brings no such factor: a lost decimal digit is what it may cost. */
 #define CANCELLATION_OF_DROP 0.01
-/* Lines of a factor that are worked on together; what is written out for them is written for four. */
+/* Lines of a factor that are processed together; unrolled code assumes four. */
 #define GROUP 4
 /* Smaller sets are answered faster by the general method. */
 #define DIRECT_FROM 12
@@ -57,7 +57,7 @@ enum { WHOLE = -1, PARTLY = -2 };       /* in place of an output: a row that is 
 #define NEWTON_ROUNDS 100
 /* Rows become the tail of cholesky.c when each has this share of the others as neighbours. */
 #define FULL_TAIL 0.5
-/* Numbers in its factors at most: 256 MB, of which only what is used is ever touched. */
+/* Most numbers in its factors: 256 MB, of which only the used part is ever touched. */
 #define MOST_FACTORS 0x2000000
 
 /* What is searched without an orthogonal factorisation: sets that direct.c knows, and other SPARSE rows by newton.c. */
@@ -173,7 +173,7 @@ typedef struct {
     double *level;             /* (m,) what each soft row of a RELAXED answer is relaxed by */
     int8_t *tier;              /* (m,) the sides of the rows that determine the levels; of a gradient: their levels, 1, 2, ... */
     const char *soft;          /* (m,) 's' for soft rows, or NULL */
-    int hopeless;              /* a soft row that no point satisfies has lost its bounds */
+    int hopeless;              /* a soft row that no point satisfies was given infinite bounds */
     int soft_rows;             /* COUNT, or how they are ignored */
     double *conflict, *fine;   /* (m,) multipliers that prove a set empty, and their lower halves */
     double *farthest, *farthest_fine; /* (m,) those of the conflict of a climb whose proof reached farthest */
@@ -267,7 +267,7 @@ FN double rounded(double x, int single) { return single ? (double)(float)x : x; 
 
 /* ---------------------------------------------------------------------------------------------- vectors */
 
-/* Eight sums side by side, in as few registers as the processor has for them: a compiler does not find that out by itself.
+/* Eight sums side by side, in as few registers as the processor has for them: compilers do not do this themselves.
    WIDTH is how many numbers one instruction adds or multiplies. */
 #if defined(__CUDACC__) || defined(__AVX512F__)
 #define WIDTH 8

@@ -1,8 +1,8 @@
-"""The memory that the kernel works in: scratch for each thread, and pieces kept for large matrices that come again.
+"""The working memory of the kernel: scratch for each thread, and memory kept for large matrices that are used again.
 
-What the kernel computes from a matrix alone (scaled rows, their structure, the factors of equalities) stays in a kept
-piece from call to call, with a copy of the matrix. Address and sizes are the key. A wrong hit is harmless: the kernel
-compares every bit in every call, and computes again if one differs.
+Results that depend on a matrix alone (scaled rows, their structure, the factors of equalities) are kept between calls,
+with a copy of the matrix. The key is the address and the sizes. A wrong hit is harmless: the kernel compares every bit
+in every call, and computes again if one differs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def scratch(size: int) -> int:
 
 
 def comes_again(key: tuple[int, ...]) -> bool:
-    """Check whether this thread has seen a matrix before; one that is used only once gets no memory of its own."""
+    """Return True if this thread has seen a matrix before; a matrix that is used only once gets no memory."""
     seen: dict[tuple[int, ...], None] = _own.__dict__.setdefault("seen", {})
     if key in seen:
         return True
@@ -39,7 +39,7 @@ def comes_again(key: tuple[int, ...]) -> bool:
 
 
 def kept(key: tuple[int, ...], size: int) -> int:
-    """The address of memory of this thread for this key; its first bytes are 0 at first."""
+    """Return the address of memory of this thread for this key; in new memory the first bytes are 0."""
     pieces: dict[tuple[int, ...], Tensor] = _own.__dict__.setdefault("kept", {})
     piece = pieces.pop(key, None)
     if piece is None or piece.numel() < size + 64:

@@ -58,7 +58,7 @@ FN int factorise(const CaffnetBatch *batch, int64_t b, Metric *metric, double cu
     int64_t place = b * batch->metric_step, wide = metric->diagonal ? 0 : n;
     for (Index j = 0; j < n; j++) top = larger(top, load(batch->metric, place + j * wide + j, (int)batch->single));
     if (!(top > 0.0) || !is_finite(top)) return 0;
-    metric->exponent = -((exponent_of(top) - 1) & ~1); /* even: its root is a power of two as well */
+    metric->exponent = -((exponent_of(top) - 1) & ~1); /* an even exponent: its root is a power of two as well */
     for (Index i = 0; i < n; i++) {
         if (metric->diagonal) {
             double entry = times_power(load(batch->metric, place + i, (int)batch->single), metric->exponent);
@@ -207,7 +207,7 @@ FN int decide_in_metric(const CaffnetBatch *batch, int64_t b, Work *work, Metric
         write_nothing(batch, b, CAFFNET_INVALID);
         return CAFFNET_INVALID;
     }
-    /* An f that is feasible comes back in any metric; where `strict` moves it, it is by rounding. */
+    /* A feasible f is returned in any metric; `strict` moves it by rounding only. */
     if (check(s, work->f, largest(work->f, n), NULL, 1) != REJECTED) return decide(batch, b, work, proof);
     double size = size_of_sample(work);
     int white = decide(&metric->batch, 0, &metric->work, proof), state = REJECTED;

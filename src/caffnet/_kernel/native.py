@@ -1,7 +1,7 @@
 """Calls the kernel: loads the library, packs the arguments of kernel.h, shares a batch among threads.
 
 The library is compiled when the package is installed (hatch_build.py). A call passes one struct of addresses and
-numbers, so it costs a few microseconds; the interpreter's lock is released meanwhile.
+numbers, so it costs a few microseconds; the lock of the interpreter is released during the call.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ _known_tolerances = functools.lru_cache(maxsize=1024)(tolerances)
 
 @functools.lru_cache(maxsize=1024)
 def _text(text: str) -> tuple[bytes, int]:
-    """A text as characters, and their address. The caller keeps the first while the second is used."""
+    """Return the characters of a text and their address. The caller keeps the characters while it uses the address."""
     characters = text.encode()
     return characters, ctypes.cast(ctypes.c_char_p(characters), ctypes.c_void_p).value or 0
 
@@ -126,7 +126,7 @@ def _text(text: str) -> tuple[bytes, int]:
 
 
 def lines(t: Tensor, core: int) -> Tensor:
-    """A tensor whose samples, ``core`` last axes each, lie one after the other or are one and the same."""
+    """Return a tensor whose samples (``core`` last axes each) are contiguous, or one sample that all share."""
     if t.is_neg():
         t = t.resolve_neg()
     if t.is_contiguous():
@@ -142,14 +142,14 @@ def _step(t: Tensor, core: int) -> int:
 
 
 def _array(t: Tensor, core: int) -> tuple[Tensor, int, int]:
-    """A tensor as `lines` has it, its step and its address."""
+    """Return a tensor in the form of `lines`, its step and its address."""
     if t.is_neg() or not t.is_contiguous():
         t = lines(t, core)
     return t, _step(t, core), t.data_ptr()
 
 
 class Batch:
-    """A CaffnetBatch with the tensors whose addresses it holds."""
+    """A CaffnetBatch, with the tensors whose addresses it contains."""
 
     __slots__ = (
         *("samples", "n", "m", "search", "entries", "size", "metric", "cancel", "kept", "packed"),
@@ -251,10 +251,10 @@ class Batch:
         """Call a function of the kernel on all samples, in as many threads as torch may use; its results.
 
         Args:
-            call: called with the batch, `more`, the first sample, the last one and workspace. It runs without the
-                interpreter's lock.
-            more: what it takes beside.
-            size: a measure of the work on one sample; that of its matrix if None.
+            call: called with the batch, `more`, the first sample, the last one and workspace. It runs without the lock
+                of the interpreter.
+            more: further arguments.
+            size: a measure of the work on one sample; the size of its matrix if None.
         """
         packed, room, samples = self.packed, self.workspace, self.samples
         worth = samples * (self.size if size is None else size) // _WORTH_A_THREAD
@@ -275,7 +275,7 @@ class Batch:
         return memory.kept(self._key, room + beside)
 
 
-_UNREAD = torch.empty(0, dtype=torch.int8)  # the status and the active rows of an answer, where nobody reads them
+_UNREAD = torch.empty(0, dtype=torch.int8)  # placeholder for a status and active rows that are not needed
 
 
 def empty_answer(f: Tensor, m: int, search: str, value_only: bool = False) -> Answer:
@@ -301,10 +301,10 @@ def solve(
     """Answer every sample; also returns how many are INFEASIBLE or INVALID.
 
     Args:
-        problem: tensors on the CPU; their gradients play no part.
+        problem: tensors on the CPU; their gradients are ignored.
         options: with a definite search.
         start: the sides of rows to begin with, ``(B, m)``, int8.
-        value_only: nobody reads the status and the active rows: they may be missing.
+        value_only: the status and the active rows are not needed and may be missing.
     """
     value_only = value_only and options.search != "paper" and not sparse.is_sparse(problem.A)
     answer = empty_answer(problem.f, len(problem.row_kinds), options.search, value_only)
@@ -410,7 +410,7 @@ def conflict(problem: Problem, options: Options, sample: int) -> tuple[Tensor, f
 
 
 def _in_parts(task: Callable[[int, int], Any], samples: int, parts: int, cancel: ctypes.c_int32 | None) -> list:
-    """Share the samples among threads: this one too, unless Ctrl-C must be able to stop the others."""
+    """Divide the samples among threads, including this one unless Ctrl-C must be able to stop the others."""
     step = max(math.ceil(samples / parts), 1)
     edges = [(first, min(first + step, samples)) for first in range(0, samples, step)]
     here = edges[:0] if cancel is not None else edges[:1]
@@ -427,5 +427,5 @@ def _in_parts(task: Callable[[int, int], Any], samples: int, parts: int, cancel:
 
 @functools.cache
 def _pool(process: int) -> ThreadPoolExecutor:
-    """Threads of this process: a forked child inherits the object but not its threads, and makes its own."""
+    """Return the threads of this process; a forked child inherits the object without threads, and makes new ones."""
     return ThreadPoolExecutor(max_workers=os.cpu_count(), thread_name_prefix="caffnet")

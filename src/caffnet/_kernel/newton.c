@@ -122,7 +122,7 @@ FN int is_conflict(Work *work, const double *direction) {
     }
     for (Index j = 0; j < outputs_of(s); j++) {
         double bound = pull[j] > 0.0 ? d->low[j] : d->high[j];
-        if (fabs(pull[j]) <= work->t.optimal * top && !is_finite(bound)) continue; /* the proof measures what is left */
+        if (fabs(pull[j]) <= work->t.optimal * top && !is_finite(bound)) continue; /* the proof measures the remainder */
         if (pull[j] == 0.0) continue;
         if (!is_finite(bound)) return 0;
         gap -= pull[j] * bound;
@@ -147,7 +147,7 @@ FN int newton_step(Work *work) {
     const Rows *s = &work->rows;
     Newton *w = s->newton;
     for (int again = 1, tries = 0; again && tries < 8; tries++) {
-        /* What has no curvature left is moved far: the line search brings it to where the next output lets go. */
+        /* Directions without curvature get a long step: the line search stops where the next output leaves its bound. */
         if (!factorise_rows(s, w->moving, s->direct.side, work->t.fine_rank, 0.0)) return 0;
         for (Index p = 0; p < w->k; p++) w->right[p] = w->slope[w->list[p]];
         solve_rows(w, w->right);

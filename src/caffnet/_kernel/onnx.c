@@ -24,7 +24,7 @@
 /* ---------------------------------------------------------------------------------------------- ONNX Runtime */
 
 typedef struct Opaque Opaque; /* any object of ONNX Runtime */
-typedef Opaque *Error;        /* NULL where all is well */
+typedef Opaque *Error;        /* NULL if there is no error */
 typedef void (*Function)(void);
 
 typedef struct {
@@ -308,7 +308,7 @@ static const Operator operators[] = {OPERATOR(float), OPERATOR(double)};
 EXPORT Error RegisterCustomOps(Opaque *options, const ApiBase *base) {
     const Api *api = base->get_api(API_VERSION);
     Opaque *domain = NULL;
-    if (!api) return NULL; /* an older ONNX Runtime: it says itself that the version is not there */
+    if (!api) return NULL; /* an older ONNX Runtime, which reports the missing version itself */
     Error error = CREATE_DOMAIN(api)("caffnet", &domain);
     for (size_t k = 0; k < sizeof operators / sizeof *operators && !error; k++) error = ADD_OPERATOR(api)(domain, &operators[k]);
     return error ? error : ADD_DOMAIN(api)(options, domain);

@@ -17,7 +17,7 @@
      dA = -(lambda p' + q y') + W rho (A+ W^-1 q)',   p = N v,  q = (A+)' v,  lambda = (A+)' (g - y). */
 #include "internal.h"
 
-/* Whether something is left of row a at this depth: r = N a, or N N a where that is small. */
+/* Whether row a has a remainder at this depth: r = N a, or N N a if that is small. */
 FN int leaves_remainder(Work *work, const double *a, Index depth) {
     Index n = outputs_of(&work->rows);
     const double *null = work->walk.null + (size_t)depth * (size_t)n * (size_t)n;
@@ -53,7 +53,7 @@ FN void new_column(Work *work, const double *a, Index exponent, Index depth, int
         for (Index i = 0; i < n; i++) c[i] = r[i] / along_r;
         return;
     }
-    /* Weights relative to the heaviest row that takes part: squares of sizes leave the range of numbers. */
+    /* Weights relative to the heaviest row of the choice, as squares of sizes leave the range of numbers. */
     length = ldexp(1.0, (int)(2.0 * ((double)exponent - heaviest)));
     for (Index j = 0; j < depth; j++) {
         double shared = e[j] * ldexp(1.0, (int)smaller(2.0 * (weight[j] - heaviest), 0.0));
@@ -189,7 +189,7 @@ FN void compromise_gradient(Work *work, const Index *choice, const double *y, co
             for (Index c = 0; c < k; c++)
                 mean += pinv[(size_t)i * (size_t)n + (size_t)c] * q[c] *
                         ldexp(1.0, (int)(2.0 * (work->walk.weight[c] - work->walk.weight[j])));
-            /* Where the square of a ratio overflows, the larger row has its way: nothing of it is left over. */
+            /* If the square of a ratio overflows, the larger row holds exactly: its residual is 0. */
             double lean = is_finite(mean) ? rho * mean : 0.0;
             to->A[b * to->A_step + (int64_t)row * n + i] += 
                 power * times_power(lean - lambda * p[i] - q[j] * y[i], exponent - s->shift);
@@ -219,7 +219,7 @@ FN int try_compromise(const CaffnetBatch *batch, int64_t b, Work *work) {
     for (Index i = 0; i < rows_of(s); i++) work->kept[i] = 0;
     for (Index j = 0; j < n && choice[j] != 0; j++) work->kept[choice_row(choice[j] - 1)] = 1;
     int state = check(s, y, largest(y, n), NULL, 1);
-    if (state == CAFFNET_WITHIN_TOL) { /* exceeded at a row of the choice: that is where it lies */
+    if (state == CAFFNET_WITHIN_TOL) { /* a row of the choice is exceeded, as expected of a compromise */
         state = CAFFNET_PROJECTED;
         for (Index i = 0; i < rows_of(s); i++)
             if (!work->kept[i] && excess_of(s, i, value_of(s, i, y)) > 0.0) state = CAFFNET_WITHIN_TOL;

@@ -62,7 +62,7 @@ FN Index find_face(Work *work, int search, const int8_t *start) {
     else {
         for (Index i = 0; i < rows_of(&work->rows); i++) work->seed[i] = work->face.held[i];
         k = enumerate(work, k, search == CAFFNET_LITE);
-        if (k < 0) { /* no candidate passes the test of the walk: the projection does */
+        if (k < 0) { /* no candidate passes the test of the walk, but the projection does */
             rebuild_face(work, work->seed);
             k = work->face.k;
         }

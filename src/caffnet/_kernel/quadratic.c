@@ -80,7 +80,7 @@ FN void stationarity(const CaffnetBatch *batch, int64_t b, const Work *work, con
     for (Index j = 0; j < n; j++) dual->miss[j] += dual->low[j];
 }
 
-/* Whether what is missed is at most a `share` of its terms; a multiplier that should vanish is rounding of the others. */
+/* Whether the residual is at most a `share` of its terms; a multiplier that should vanish is rounding of the others. */
 FN int is_stationary(const Work *work, const Dual *dual, double share) {
     Index n = outputs_of(&work->rows);
     double least = (work->single ? 0x1p-23 : 0x1p-52) * largest(dual->size, n) + work->t.underflow;
@@ -128,13 +128,13 @@ FN void refine_fully(const CaffnetBatch *batch, int64_t b, Work *work, Metric *m
     for (int again = 0; again < 6; again++) {
         int met = meets_rows(work, metric);
         stationarity(batch, b, work, metric, dual);
-        /* The first step finds the multipliers, the second takes what their rounding did to y. */
+        /* The first step finds the multipliers, the second corrects the effect of their rounding on y. */
         if (again > 1 && met && is_stationary(work, dual, 0x1p-52)) return;
         refine_minimum(work, metric, dual);
     }
 }
 
-/* Let go of rows whose multiplier has the wrong sign, by rounding: rows that pull by nothing. Whether there were any. */
+/* Drop rows whose multiplier is 0 up to rounding and has the wrong sign. Whether there were any. */
 FN int release(Work *work, Metric *metric, Dual *dual) {
     Face *face = &metric->work.face;
     int any = 0;
@@ -259,7 +259,7 @@ FN int minimise(const CaffnetBatch *batch, void *multiplier, int64_t b, int soun
     Dual dual = {work->unit, work->ordinary, work->other, work->walk.g};
     int inside = state == CAFFNET_INSIDE, proven = 0;
     state = s->shift == 0 ? polish(batch, b, work, metric, &dual, &proven) : REJECTED;
-    if (state == REJECTED) state = project_near_miss(work, 0, proof); /* to be begun again from here */
+    if (state == REJECTED) state = project_near_miss(work, 0, proof); /* start again from here */
     else {
         if (inside && state == CAFFNET_PROJECTED) state = CAFFNET_INSIDE;
         for (Index i = 0; i < m && proven; i++)

@@ -73,7 +73,7 @@ RARE double size_of_large(const double *a, Index n) {
     return size;
 }
 
-/* Scale row i by a power of two that is no number to multiply by; its |a|_1. */
+/* Scale row i by a power of two that is out of the range of numbers; its |a|_1. */
 RARE double scale_far(Rows *s, Index i, Index exponent, const double *from, Index n) {
     double *a = row_of(s, i);
     s->factor[i] = 0.0;
@@ -339,7 +339,7 @@ INLINE void output_bounds(const Rows *s, Index i, double *low, double *high) {
     *high = up ? s->high[i] : 0.0 - s->low[i];
 }
 
-/* Put y within the rows +-y_j, exactly; those that are relaxed have no say. */
+/* Put y within the rows +-y_j, exactly; relaxed rows are ignored. */
 FN void clamp(const Rows *s, double *y) {
     for (Index i = 0; i < rows_of(s); i++) {
         Index j = s->plain[i];

@@ -1,4 +1,4 @@
-/* Soft rows: they give way where the set is empty, and the hard ones never.
+/* Soft rows: they give way where the set is empty; hard rows never do.
 
    The first level t is the least by which all soft rows must be relaxed, in the user's units, so that they meet within
    the hard ones: least violation (infeasible.c) with a unit of 0 for every hard row. A conflict that has no soft row in
@@ -28,7 +28,7 @@ FN double users_unit(const Work *work, Index i) {
     return ldexp(1.0, exponent > 1000 ? 1000 : exponent);
 }
 
-/* Choose the rows that give way. Where the hard ones do, the soft ones have no say. */
+/* Choose the rows that give way. If the hard rows give way, the soft rows are ignored. */
 FN void choose_yielding(Work *work, int which) {
     for (Index i = 0; i < rows_of(&work->rows); i++) {
         int soft = is_soft(work, i), yields = which == ALL_ROWS || soft == (which == SOFT_ROWS);
@@ -89,7 +89,7 @@ FN Index settle_levels(Work *work, double relax, Index k) {
         double before = relax;
         int found = 0;
         for (int again = 0; again < 2 && !found; again++) {
-            for (Index i = 0; again > 0 && i < rows_of(&work->rows); i++) /* rows that meet up to rounding are given that much */
+            for (Index i = 0; again > 0 && i < rows_of(&work->rows); i++) /* rows that meet up to rounding are relaxed by the rounding */
                 if (is_soft(work, i) && work->unit[i] == 0.0) work->give[i] += work->t.search * size;
             for (Index i = 0; i < rows_of(&work->rows); i++) work->conflict[i] = work->fine[i] = 0.0;
             relax = least_relaxation(work);
@@ -129,7 +129,7 @@ FN void relax_to_levels(Work *work) {
         if (is_soft(work, i)) work->give[i] = 0.0;
 }
 
-/* Put the rows of the conflicts beside those of the face: what is independent joins it, the others are only marked. */
+/* Add the rows of the conflicts to those of the face: independent rows join it, the others are only marked. */
 FN void close_face(Work *work) {
     const Rows *s = &work->rows;
     Face *face = &work->face;
@@ -143,7 +143,7 @@ FN void close_face(Work *work) {
     forget_factors(work);
 }
 
-/* What the levels add to a gradient. */
+/* The terms that the levels add to a gradient. */
 typedef struct {
     Index count, closing[LEVELS]; /* rows that close a conflict */
     double s[LEVELS];             /* minus their coefficients */
@@ -151,7 +151,7 @@ typedef struct {
     double share[LEVELS];         /* of their lower bounds, and minus that of the upper ones */
 } Level;
 
-/* The row that stands for all that are tied to row i. */
+/* The row that represents all rows tied to row i. */
 FN Index leader_of(const Index *leader, Index i) {
     while (leader[i] != i) i = leader[i];
     return i;
@@ -205,7 +205,7 @@ FN int find_tiers(Work *work, const int8_t *active, const double *y) {
     return count;
 }
 
-/* What the coefficients x of the rows of the face pull at each level. */
+/* The sums tau of the coefficients x of the rows of the face, for each level. */
 FN void pull_of_levels(const Work *work, const double *x, double *pull) {
     const Face *face = &work->face;
     for (int l = 0; l < LEVELS; l++) pull[l] = 0.0;
@@ -215,7 +215,7 @@ FN void pull_of_levels(const Work *work, const double *x, double *pull) {
     }
 }
 
-/* Write into R what row i says about the levels, as R_cl above; 0 if that is nothing. */
+/* Write the coefficients R_cl of row i (see above) into R; 0 if all are zero. */
 FN int says_of_levels(Work *work, Index i, Index side, int count, double *R) {
     Face *face = &work->face;
     double size = 0.0, most = 0.0;
@@ -238,10 +238,10 @@ FN Level share_levels(Work *work, const int8_t *active, const double *y, double 
     const Rows *s = &work->rows;
     Face *face = &work->face;
     Level level = {0, {0}, {0.0}, {0}, {0.0}};
-    double tau[LEVELS], worst[LEVELS], R[LEVELS][LEVELS], left[LEVELS][LEVELS]; /* left: what is new in each row */
+    double tau[LEVELS], worst[LEVELS], R[LEVELS][LEVELS], left[LEVELS][LEVELS]; /* left: the new part of each row */
     int count = find_tiers(work, active, y), pivot[LEVELS], settled[LEVELS] = {0};
     pull_of_levels(work, q, tau);
-    for (Index i = 0; i < rows_of(s) && level.count < count; i++) { /* rows that say more than those before */
+    for (Index i = 0; i < rows_of(s) && level.count < count; i++) { /* rows that are independent of those before */
         Index c = level.count;
         if (active[i] == 0 || face->held[i] != 0 || !says_of_levels(work, i, active[i], count, R[c])) continue;
         double size = 0.0, most = 0.0;
@@ -298,7 +298,7 @@ FN Level share_levels(Work *work, const int8_t *active, const double *y, double 
         level.crossed[l] = -1;
         worst[l] = 0.0;
     }
-    for (Index i = 0; i < rows_of(s); i++) { /* levels that no conflict settles are those of bounds that miss each other */
+    for (Index i = 0; i < rows_of(s); i++) { /* levels that no conflict determines are those of bounds that miss each other */
         int l = work->tier[i] - 1;
         double unit = users_unit(work, i), miss = l < 0 || settled[l] ? 0.0 : (s->low[i] - s->high[i]) / unit;
         if (l < 0 || !(miss > worst[l])) continue;

@@ -143,7 +143,7 @@ FN int write_strictly(const CaffnetBatch *batch, int64_t b, Work *work, int sear
         write_answer(batch, b, work, CAFFNET_PROJECTED);
         return CAFFNET_PROJECTED;
     }
-    write_answer(batch, b, work, CAFFNET_WITHIN_TOL); /* step_inside has put it back */
+    write_answer(batch, b, work, CAFFNET_WITHIN_TOL); /* step_inside has restored it */
     if (exactly_empty(work, proof)) {
         if (meaning_of_conflict(work) == CAFFNET_RELAXED) {
             restore_answer(work);

@@ -79,7 +79,7 @@ FN void keep_answer(Work *work) {
     for (Index i = 0; i < rows_of(&work->rows); i++) work->stood[i] = work->face.held[i];
 }
 
-/* Take the answer for the point to project. */
+/* Use the answer as the point to project. */
 FN void start_from_answer(Work *work) {
     copy(work->f, work->y, outputs_of(&work->rows));
     copy(work->g, work->y, outputs_of(&work->rows));

@@ -92,11 +92,11 @@ FN int holds_firmly(Work *work) {
     return check(&work->rows, work->y, largest(work->y, outputs_of(&work->rows)), work->face.held, 1) != REJECTED;
 }
 
-/* All rows were relaxed by as much as one of them needed. Look for a point that their own rounding explains, with no bound
-   of an output exceeded: the point within these bounds, or that on the same rows as they are. REJECTED: it stays. */
+/* All rows were relaxed by the amount that one of them needed. Look for a point that exceeds rows by their own rounding only,
+   and no bound of an output: the point within these bounds, or the one on the same rows, not relaxed. REJECTED: y stays. */
 FN int return_to_bounds(Work *work) {
     Index n = outputs_of(&work->rows), m = rows_of(&work->rows);
-    double *point = work->other; /* not `ordinary`: there is the answer that this one competes with */
+    double *point = work->other; /* not `ordinary`, which has the answer that this one is compared with */
     copy(point, work->y, n);
     for (Index i = 0; i < m; i++) work->kept[i] = work->face.held[i];
     clamp(&work->rows, work->y);
@@ -192,7 +192,7 @@ FN int least_violation(Work *work, int strict, CaffnetProof *proof) {
     if (state == CONFLICT) {
         choose_yielding(work, HARD_ROWS);
         if (give_way(work, HARD_ROWS, strict, proof) == CAFFNET_INFEASIBLE) return CAFFNET_INFEASIBLE;
-        /* Hard rows exclude each other by rounding only: give them that much. */
+        /* Hard rows exclude each other by rounding only: relax them by it. */
         double relax = work->relax, size = largest(work->g, outputs_of(&work->rows)) + largest(work->y, outputs_of(&work->rows));
         choose_yielding(work, SOFT_ROWS);
         for (Index i = 0; i < rows_of(&work->rows); i++)
@@ -202,7 +202,7 @@ FN int least_violation(Work *work, int strict, CaffnetProof *proof) {
         if (state == CONFLICT) state = CAFFNET_WITHIN_TOL;
         if (never) state = CAFFNET_INFEASIBLE; /* whatever the point */
         choose_yielding(work, SOFT_ROWS);
-        if (!project_on_hard_rows(work)) state = CAFFNET_WITHIN_TOL; /* it was more than rounding */
+        if (!project_on_hard_rows(work)) state = CAFFNET_WITHIN_TOL; /* the conflict was more than rounding */
         restore_bounds(work);
     }
     return state == CAFFNET_INFEASIBLE ? CAFFNET_RELAXED : state;

@@ -85,7 +85,7 @@ FN Index walk_all(Work *work, Index minimal, double best, Index size) {
         double bound = choice_bound(s, choices[option]);
         const double *at_f = walk->f + (size_t)depth * (size_t)n;
         double gap = dot(s->A + (size_t)i * (size_t)n, at_f, n) - bound, reach = best * tie + margin;
-        /* The step along the flat is at least the distance to the plane of the row: often enough without a direction. */
+        /* The step along the flat is at least the distance to the plane of the row: often enough to decide without a direction. */
         if (share * sqrt(walk->squared[depth] + gap * gap / s->squared[i]) > reach) continue;
         face->k = base + depth;
         if (walk->last[depth] != i) {
@@ -127,7 +127,7 @@ FN Index walk_all(Work *work, Index minimal, double best, Index size) {
                 }
             }
         }
-        /* LITE looks at the deepest level only: no use in a branch that has too few rows left to get there. */
+        /* LITE looks at the deepest level only: skip a branch that has too few rows left to reach it. */
         if (here < top && (minimal < 0 || here + walk->after[i] >= minimal)) {
             depth = here;
             walk->option[depth] = option + (option + 1 < options && choice_row(choices[option + 1]) == i ? 2 : 1);

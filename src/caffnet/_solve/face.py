@@ -6,9 +6,9 @@ at a time. With ``N`` the projector on the null space of the rows so far, a new 
 
     c  = r / (a r),      A⁺ <- [A⁺ - c (a A⁺),  c],      N <- N - r rᵀ / |r|²
 
-which is Gram-Schmidt for ``N`` and Greville's update for ``A⁺``. ``r`` is orthogonalised twice: once more is all it
-takes to be accurate to rounding even when ``a`` is nearly dependent. Only products, sums and comparisons are used, so
-the same code is traced, exported, mapped, and differentiated any number of times in any mode.
+which is Gram-Schmidt for ``N`` and Greville's update for ``A⁺``. ``r`` is orthogonalised twice: that is enough to be
+accurate to rounding even if ``a`` is nearly dependent. Only products, sums and comparisons are used, so the same code
+can be traced, exported, mapped, and differentiated any number of times in any mode.
 
 A dependent row ``a = e A`` with ``e = a A⁺`` leaves ``N`` as it is. Greville's update for it,
 
@@ -36,8 +36,8 @@ class Face(NamedTuple):
     Attributes:
         pinv: ``A_γ⁺``, ``(..., n, k)``, zero in the slots that are not used.
         null: ``I - A_γ⁺ A_γ``, ``(..., n, n)``.
-        used: which slots carry a row, ``(..., k)``.
-        independent: whether all rows that had to be independent are, ``(...)``.
+        used: mask of the slots that have a row, ``(..., k)``.
+        independent: True if all rows that must be independent are, ``(...)``.
         rows: ``A_γ``, ``(..., k, n)``, zero in the slots that are not used.
     """
 
@@ -53,8 +53,8 @@ def factor(rows: Tensor, filled: Tensor, optional: int = 0, exponent: Tensor | N
 
     Args:
         rows: scaled, ``(..., k, n)``.
-        filled: which slots hold a row, ``(..., k)``.
-        optional: the first so many slots may depend on each other (equalities): a dependent one is left out.
+        filled: mask of the slots that have a row, ``(..., k)``.
+        optional: number of first slots that may depend on each other (equalities): a dependent one is left out.
         exponent: the power of two that each row was multiplied with, ``(..., k)``. If given, dependent rows take part,
             by least squares between the rows as they were before.
     """
@@ -96,7 +96,7 @@ def factor(rows: Tensor, filled: Tensor, optional: int = 0, exponent: Tensor | N
 def unit_exponent(A: Tensor) -> Tensor:
     """The power of two that brings each row to ``1 <= |a|_1 < 2``; 0 for a zero row.
 
-    (Where the sum overflows, the largest number stands for it; the row then ends below ``2 n``, which serves as well.)
+    (If the sum overflows, the largest number replaces it; the row is then below ``2 n``, which is good enough.)
     """
     size = A.abs().sum(-1).clamp(max=torch.finfo(A.dtype).max)
     positive = size > 0
@@ -115,7 +115,7 @@ def pick_rows(A: Tensor, index: Tensor) -> Tensor:
 
 
 def product(matrix: Tensor, vector: Tensor) -> Tensor:
-    """``matrix @ vector`` per sample, summed by hand: the bits of one sample never depend on the rest of the batch."""
+    """Return ``matrix @ vector`` per sample, summed explicitly, so that a sample has the same bits in every batch."""
     return dot(matrix, vector.unsqueeze(-2))
 
 

@@ -1,8 +1,8 @@
 """Derivatives of an answer.
 
-The kernel differentiates what it has solved (`run.gradient`; the formula stands in projection.py). Where a derivative
-is itself differentiated, carried forward or mapped, the answer is written as the closed form on its known face in plain
-operations (`on_face`), which torch differentiates in any mode and any number of times.
+The kernel differentiates its answers (`run.gradient`; the formula is in projection.py). For second derivatives, forward
+mode and vmap, the answer is written as the closed form on its known face in plain operations (`on_face`), which torch
+differentiates in any mode and any number of times.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class _Solved(torch.autograd.Function):
 
 
 def _again(problem: Problem, found: Answer, options: Options, wanted: Sequence[bool], v: Tensor) -> list[Tensor | None]:
-    """The gradients of `on_face`, differentiable in their turn where that is asked for."""
+    """Return the gradients of `on_face`, differentiable if `create_graph` is set."""
     create = torch.is_grad_enabled()
     _refuse_sparse(problem)
     with torch.enable_grad():
@@ -108,7 +108,7 @@ def on_face(problem: Problem, found: Answer, options: Options) -> Tensor:
 
 def _on_face(p: Problem, found: Answer, options: Options) -> Tensor:
     rows, sides = _slots(p, found)
-    # A sample lies on a flat if it has one; an accepted f and a sample without an answer have none.
+    # A feasible f and a sample without an answer lie on no flat.
     moved = (sides != 0).any(-1, keepdim=True) & found.value.isfinite().all(-1, keepdim=True)
     used = (sides != 0) & moved
     A = full = pick_rows(p.A, rows)
@@ -149,20 +149,21 @@ def _on_face(p: Problem, found: Answer, options: Options) -> Tensor:
 
 
 class _Levels:
-    """By how much the soft rows of RELAXED samples give way, as more outputs t that have no say in distances.
+    """The amounts by which soft rows of RELAXED samples give way, as additional outputs t that do not count in
+    distances.
 
     A row at its relaxed bound reads ``a_i y - side_i t_l = b_i`` with l its level. Rows of a conflict depend on each
     other and fix t_l, so the closed form of (y, t) is that of y (`_kernel/soft.c`). Two levels are known beforehand:
     half the gap between the bounds of a row that cross, and that of a row whose violation is the same everywhere.
 
     Args:
-        giving: which of the rows in the slots give way, ``(B, k)``.
-        sides: of these rows.
-        lower: their bounds.
-        upper: their bounds.
-        group: the slot that stands for the level of each row, ``(B, k)``.
-        least: by how much each row gives way at least, ``(B, k)``.
-        independent: whether the rows of all slots are, ``(B, 1)``.
+        giving: mask of the rows in the slots that give way, ``(B, k)``.
+        sides: the sides of these rows.
+        lower: their lower bounds.
+        upper: their upper bounds.
+        group: the slot that represents the level of each row, ``(B, k)``.
+        least: the least amount by which each row gives way, ``(B, k)``.
+        independent: True if the rows of all slots are independent, ``(B, 1)``.
     """
 
     def __init__(
@@ -197,15 +198,15 @@ class _Levels:
 def _exceeded(
     giving: Tensor, sides: Tensor, rows: Tensor, chosen: Tensor, y: Tensor, goal: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The rows that give way at the points y, by how much, and how well that is known: each ``(B, k)``.
+    """Return a mask of the rows that give way at the points y, the amounts, and their rounding errors: each ``(B, k)``.
 
     Args:
-        giving: which rows may give way, ``(B, k)``.
+        giving: mask of the rows that may give way, ``(B, k)``.
         sides: the sides of the rows.
         rows: the rows, ``(B, k, n)``, not scaled.
         chosen: their bounds.
         y: the points, ``(B, n)``.
-        goal: what they are nearest to, ``(B, n)``: its size is that of their rounding.
+        goal: the points to which y is nearest, ``(B, n)``: their size determines the rounding.
     """
     level = torch.where(giving, sides * (dot(rows, y.unsqueeze(-2)) - chosen), 0.0)
     largest = y.abs().amax(-1, keepdim=True) + goal.abs().amax(-1, keepdim=True) if y.shape[-1] else y[..., :1]
@@ -217,16 +218,16 @@ def _exceeded(
 
 
 def _groups(giving: Tensor, level: Tensor, room: Tensor, coefficients: Tensor) -> Tensor:
-    """The first slot among the rows of the same level, ``(B, k)``.
+    """Return the first slot among the rows of the same level, ``(B, k)``.
 
-    Rows have one level if they depend on each other and are exceeded by as much; conflicts beside each other have their
-    own.
+    Rows have the same level if they depend on each other and are exceeded by the same amount; separate conflicts have
+    separate levels.
 
     Args:
-        giving: which rows give way, ``(B, k)``.
-        level: by how much.
-        room: how well that is known.
-        coefficients: of each row on the independent ones, ``(B, k, k)``.
+        giving: mask of the rows that give way, ``(B, k)``.
+        level: the amounts.
+        room: their rounding errors.
+        coefficients: coefficients of each row on the independent ones, ``(B, k, k)``.
     """
     k = giving.shape[-1]
     if k == 0:

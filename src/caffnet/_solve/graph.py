@@ -1,9 +1,9 @@
-"""The search in plain operations, for graphs that must hold no opaque call: every sub-constraint is a candidate.
+"""The search in plain operations, for graphs without opaque calls: every sub-constraint is a candidate.
 
 `full` lists the complete set Γ: every choice of linearly independent rows, each at one of its sides, with the
 equalities. `lite` lists single rows and minimal faces, which have as many rows as are independent. The list depends on
-the shape of the problem alone; the numbers enter as plain arithmetic. Nothing can raise in a graph, and it proves
-nothing: a sample without a candidate is NaN and INFEASIBLE, NaN and infinite data are INVALID.
+the shape of the problem alone; the numbers are plain arithmetic. A graph cannot raise errors and proves nothing: a
+sample without a candidate is NaN and INFEASIBLE, a sample with NaN or infinite data is INVALID.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from caffnet._solve.tracing import remember
 from caffnet.constraints import BOTH, EQUAL, FREE, SOFT, UPPER, AffineSet, is_kind
 from caffnet.errors import BudgetError, ConstraintError
 
-_COPIES = 256  # bytes that a runtime needs to load and run a candidate, over the numbers in it: measured
+_COPIES = 256  # measured bytes that a runtime needs per number of a candidate, to load and run it
 
 
 class _Rows(NamedTuple):
@@ -203,8 +203,8 @@ def _choose(rows: _Rows, row_kinds: str, options: Options, f: Tensor, g: Tensor)
         size = (signs[:, equalities:] != 0).sum(-1)
         valid = valid & ((size <= 1) | (size == _independent_rows(rows, row_kinds).unsqueeze(-1)))
     lengths = torch.where(valid, _distance(y - f.unsqueeze(1), options.norm), math.inf)
-    # The first candidate whose distance is the smallest up to rounding: never an argmin, which is free to choose
-    # among equals and answers 0 when every entry is infinite.
+    # The first candidate whose distance is the smallest up to rounding. Not an argmin, which may choose any of
+    # several equal entries and returns 0 if all are infinite.
     best = lengths.amin(-1)
     limit = best * (1 + tolerance.tie(f.dtype, n))
     order = torch.arange(total, device=f.device)
@@ -232,7 +232,7 @@ def _independent_rows(rows: _Rows, row_kinds: str) -> Tensor:
 def _polish(rows: _Rows, chosen: Tensor, sides: Tensor, row_kinds: str, g: Tensor) -> Tensor:
     """The closed form on the chosen rows, refined once, within plain bounds where that keeps the other rows.
 
-    A vertex at the origin comes out as rounding noise, which no relative tolerance accepts: it is set to zero.
+    A vertex at the origin is computed as rounding noise, which no relative tolerance accepts, so it is set to zero.
     """
     A = pick_rows(rows.A, chosen) * (sides != 0).unsqueeze(-1)
     pinv = factor(A, sides != 0, row_kinds.count(EQUAL)).pinv

@@ -26,7 +26,7 @@ from caffnet._solve.problem import Answer, Options, Problem, Status, is_diagonal
 from caffnet.constraints import EQUAL, is_kind
 from caffnet.errors import ConstraintError, InfeasibleError
 
-_EXPLAINED = 5  # samples; nobody reads a thousand
+_EXPLAINED = 5  # samples in a message
 _NAMED = 10  # rows of one conflict
 
 
@@ -114,7 +114,7 @@ def explain(problem: Problem, options: Options, sample: int) -> Conflict:
 
 
 def _rank() -> str:
-    """The rank of this process, as a prefix of its messages; the other processes only see that it has ended."""
+    """Return the rank of this process as a prefix of messages, as other processes only see that it has ended."""
     several = torch.distributed.is_available() and torch.distributed.is_initialized()
     return f"rank {torch.distributed.get_rank()}: " if several else ""
 
@@ -158,16 +158,16 @@ def _indefinite(p: Problem) -> ConstraintError:
     assert p.metric is not None
     least = p.metric[..., 0, :].amin(-1) if is_diagonal(p.metric) else torch.linalg.eigvalsh(p.metric)[..., 0]
     sample = int(least.argmin())
-    whose = f"of sample {sample_index(sample, p.batch_shape)}" if least.ndim else "of all samples"
+    whose = f"at sample {sample_index(sample, p.batch_shape)}" if least.ndim else "at all samples"
     return ConstraintError(
-        f"{_rank()}The metric (the weights of soft rows are part of it) must be positive definite; the smallest "
-        f"eigenvalue of that {whose} is {float(least.reshape(-1)[sample]):.4g}. Add a multiple of the identity, or "
+        f"{_rank()}The metric (the weights of soft rows are part of it) must be positive definite; its smallest "
+        f"eigenvalue {whose} is {float(least.reshape(-1)[sample]):.4g}. Add a multiple of the identity, or "
         "find out why it is singular."
     )
 
 
 def _where(p: Problem, name: str, place: Sequence[int]) -> str:
-    """Names an entry in the user's own indices."""
+    """Name an entry by the indices of the user."""
     core = place[-2:] if name in ("A", "metric") else place[-1:]
     row = f" ({p.names[core[0]]})" if name in ("A", "lower", "upper") else ""
     sample = sample_index(place[0], p.batch_shape) if len(place) > len(core) else ()

@@ -23,13 +23,13 @@ DEFAULT_BUDGET = 256 * 2**20  # bytes
 class Status(enum.IntEnum):
     """Outcome of a sample.
 
-    INSIDE: `f` satisfied every row and came back bit for bit.
+    INSIDE: `f` satisfied every row and is returned bit for bit.
     PROJECTED: the nearest feasible candidate.
     WITHIN_TOL: every row is satisfied up to rounding. Either the point was not proven to be the nearest, or a row that
         it was not put on is exceeded by less than the tolerance, as where rows exclude each other by rounding.
     INFEASIBLE: no point satisfies the rows of this sample, or its hard rows; proven in exact arithmetic.
-    INVALID: the data of this sample contain NaN or infinities.
-    RELAXED: soft rows gave way. The hard ones hold as they do in a PROJECTED sample.
+    INVALID: this sample has NaN or infinite data.
+    RELAXED: soft rows gave way. The hard rows hold as in a PROJECTED sample.
     UNBOUNDED: the objective of a quadratic program falls without end along a direction of the set.
     """
 

@@ -1,16 +1,15 @@
 """The minimum of ``y'Qy/2 + q'y`` on a set where Q may be singular or zero: a linear or convex quadratic program.
 
-Where Q is positive definite the kernel finds and proves the minimum at once, and so for most linear programs. Else a
-sequence of such problems leads there,
+If Q is positive definite the kernel finds and proves the minimum at once, and so it does for most linear programs. Else
+a sequence of such problems ends at the minimum,
 
     y <- argmin  x'(Q + ε I)x/2 + (q - ε y)'x   over x in the set,
 
 the proximal-point method. Every step is a projection; for ``Q = 0`` that of ``y - q/ε``. After each step the face is
-tested: multipliers λ with ``Qy + q + Aᵀλ = 0`` and the right signs prove that it holds the minimum, and the sequence
-ends there, exactly, not in a limit. For a linear program that takes finitely many steps (Rockafellar 1976), and one is
-enough once ε is small. `_is_rounding` and `_holds` are the conditions of a proof. A Q that is definite, but so nearly
-singular that the kernel found no proof, is given to it again as a problem in the distance to y, whose numbers are
-smaller.
+tested: multipliers λ with ``Qy + q + Aᵀλ = 0`` and the right signs prove that the minimum is on it, and the sequence
+ends there, exactly, not in a limit. For a linear program that takes finitely many steps (Rockafellar 1976), and one
+step if ε is small enough. `_is_rounding` and `_holds` are the conditions of a proof. If Q is definite, but so nearly
+singular that the kernel finds no proof, the problem is solved again in the distance from y, with smaller numbers.
 
 **Units.** The steps are Euclidean, so they depend on the units of the outputs. The sequence runs in ``x = y / unit``:
 powers of two in which the entries of each row, and the curvatures, are of like size. λ is the same there.
@@ -34,10 +33,10 @@ from caffnet._solve.problem import Answer, Options, Problem, Status, is_diagonal
 from caffnet._solve.stationary import apply, full, pull, room_at
 
 _ROUNDS = 60
-_ASKED_FOR_A_RAY = 2  # the round after which a sample without a minimum is looked into
-_RESTARTS = 4  # of a problem that is definite, but not to rounding, before it is damped
-_REFINED = 3  # times that multipliers are refined before they are judged
-_EVENED = 4  # rounds of making rows and outputs even
+_ASKED_FOR_A_RAY = 2  # the round after which samples are tested for having no minimum
+_RESTARTS = 4  # restarts of a nearly singular definite problem, before it is damped
+_REFINED = 3  # refinements of multipliers before they are judged
+_EVENED = 4  # rounds of scaling rows and outputs
 _QUIET = Options(search="active", on_infeasible="nan")
 
 
@@ -64,7 +63,7 @@ def minimise(problem: Problem, nearest: bool, start: Tensor | None = None) -> Mi
 
     Args:
         problem: q in place of f, Q as the metric; None for zero.
-        nearest: whether samples without a point get that of least violation, not NaN.
+        nearest: return the point of least violation for empty sets, instead of NaN.
         start: rows to begin with, ``(B, m)``, int8.
     """
     options = Options(search="active", on_infeasible="nearest" if nearest else "nan")
@@ -97,7 +96,7 @@ def _at(p: Problem, places: Tensor, double: bool = True) -> Problem:
 
 
 def _descend(problem: Problem, found: Minimum, places: Tensor, damped: bool, options: Options) -> None:
-    """Take the samples at these places down to their minimum; what is found is written into `found`."""
+    """Minimise over the samples at these places and write the results into `found`."""
     answer, p = found.answer, _at(problem, places)
     unit = _units(p)
     p = _in_units(p, unit)
@@ -258,9 +257,9 @@ def _slope(p: Problem, y: Tensor) -> Tensor:
 
 
 def _ask(p: Problem, y: Tensor, side: Tensor, metric: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Ask a face for the minimum: the point, its multipliers, and whether they prove it.
+    """Compute the minimum on a face: the point, its multipliers, and a mask of samples for which they prove it.
 
-    The multipliers alone are looked for first; where they do not prove the point, it is moved along its face as well.
+    First only the multipliers are computed; where they do not prove the point, it is moved along its face as well.
     """
     face, system = Answer(y, side.new_zeros(len(y)), side), p._replace(f=torch.zeros_like(y), metric=metric)
     bound = torch.where(side > 0, p.upper, torch.where(side < 0, p.lower, 0.0))
@@ -279,7 +278,7 @@ def _ask(p: Problem, y: Tensor, side: Tensor, metric: Tensor | None) -> tuple[Te
             point, multipliers = torch.where(taken, at, point), torch.where(taken, signed, multipliers)
             proven = proven | now
             miss = -(_slope(p, at) + pull(p.A, pulled))
-            # What is missed by more than half of the digits is no matter of rounding.
+            # An error in more than half of the digits is not rounding.
             near = miss.abs().amax(-1) <= tolerance.optimal(y.dtype) * size.amax(-1)
             if not (~proven & (near | moved)).any():
                 break
@@ -297,7 +296,7 @@ def _balance(p: Problem, y: Tensor, multipliers: Tensor) -> tuple[Tensor, Tensor
 
 
 def _is_rounding(miss: Tensor, size: Tensor) -> Tensor:
-    """Check whether all that is missed is rounding of its terms, ``(B,)``, as the kernel asks of a proof."""
+    """Return ``(B,)``, True where the residual is rounding of its terms, as the kernel requires of a proof."""
     # A multiplier that should vanish is of the size of the last place of the others.
     least = torch.finfo(miss.dtype).eps * size.amax(-1, keepdim=True) + tolerance.underflow(miss.dtype)
     return (miss.abs() <= tolerance.feasibility(miss.dtype, miss.shape[-1]) * size + least).all(-1)

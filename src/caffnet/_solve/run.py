@@ -1,9 +1,9 @@
 """Solves a batch: by the kernel, as one opaque operation for tracers, or as plain arithmetic for export.
 
 `torch.compile`, `torch.export` and `torch.func.vmap` cannot look into compiled code, so for them the kernel is one
-operation: graphs call it as it is (and it still raises), a mapped axis becomes more samples. For C++ it is defined over
-the same kernel (`caffnet.deploy`). Where a graph must run without it, the sub-constraints are enumerated in plain
-arithmetic (`graph`).
+operation: graphs call it (and it still raises errors), a mapped axis becomes more samples. For C++ the operation is
+defined with the same kernel (`caffnet.deploy`). For graphs that must run without it, the sub-constraints are enumerated
+in plain arithmetic (`graph`).
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ def solve(problem: Problem, options: Options, start: Tensor | None = None, value
         problem: the data.
         options: with a definite search.
         start: the sides of rows to begin with, ``(B, m)``, int8, or None.
-        value_only: nobody reads the status and the active rows: they may be missing.
+        value_only: the status and the active rows are not needed and may be missing.
 
     Raises:
-        ConstraintError, InfeasibleError: as `report` says.
+        ConstraintError, InfeasibleError: as in `report`.
     """
     if is_compiling():
         if is_exporting_plain():
@@ -130,7 +130,7 @@ def _on_cpu(problem: Problem) -> Problem:
 def pack(problem: Problem, options: Options) -> tuple:
     """Pack everything but the tensors into numbers and texts, which is all that an operation takes."""
     p = problem
-    # Each name after its length: a name may be empty, or hold anything. A row without a name has length -1.
+    # Each name follows its length, as it may be empty or contain any character. A row without a name has length -1.
     labels = "" if p.labels is None else "".join("-1:" if name is None else f"{len(name)}:{name}" for name in p.labels)
     chosen = (options.search, options.norm, options.strict, options.on_infeasible, options.gradient, options.budget)
     # Tolerances for C++, which has no tolerance.py.
@@ -171,7 +171,7 @@ _operations = torch.library.Library("caffnet", "DEF")
 #: Of the operation that graphs hold; deploy/sources/torch_operator.cpp defines the same one for C++.
 SOLVE_SCHEMA = f"solve({_TENSORS}, {_PACKED}) -> (Tensor, Tensor, Tensor)"
 _operations.define(SOLVE_SCHEMA)
-# Of what is packed, this one takes what it reads: every argument costs time in every call of a compiled graph.
+# It takes only the packed data that it reads: every argument costs time in every call of a compiled graph.
 _operations.define(
     f"gradient(Tensor v, {_TENSORS}, Tensor value, Tensor status, Tensor active, bool[] wanted, str row_kinds, "
     "str soft, str search, float norm, bool strict, str on_infeasible, str gradient) -> Tensor[]"

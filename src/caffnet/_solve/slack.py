@@ -1,10 +1,10 @@
-"""Rows that give way at the price of a weight: their slacks are outputs of their own.
+"""Rows that give way at the price of a weight: their slacks are additional outputs.
 
     min 1/2 |y - f|_M² + 1/2 Σ weight_i slack_i²   with   lower_i <= a_i y - slack_i <= upper_i   for the soft rows i
 
 is the projection of ``(f, 0)`` on rows ``(a_i, -e_i)`` in the metric ``diag(M, weight)``: the same strictly convex
-problem with one more output for each soft row. So everything holds for it: searches, `strict`, w (which is 0 in the
-slacks), gradients, also for the weight. A slack is counted in units of its row, the power of two near ``|a_i|_1``; that
+problem with one more output for each soft row. So all features apply: searches, `strict`, w (which is 0 in the slacks),
+and gradients, also in the weight. A slack is measured in units of its row, the power of two near ``|a_i|_1``; this
 keeps the rows well scaled and changes no bit.
 """
 

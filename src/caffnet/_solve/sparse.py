@@ -1,8 +1,9 @@
-"""Rows with few entries: a matrix that all samples share, kept as its entries.
+"""Sparse rows: a matrix that all samples share, stored by its entries.
 
-A matrix is sparse here if it came sparse and has more than `WORTH` places, or is the identity of a box and has more
-than `LARGE`: then it is a CSR tensor with 32-bit indices, and nothing of its full size is ever made. Any other matrix
-is an ordinary tensor. So `A` of a small set can be taken as it is, and memory grows with the entries of a large one.
+A matrix is stored as sparse if it was given as sparse and has more than `WORTH` places, or if it is the identity of a
+box and has more than `LARGE` places: then it is a CSR tensor with 32-bit indices, and no array of its full size is
+made. Any other matrix is an ordinary tensor. So `A` of a small set is an ordinary tensor, and the memory of a large
+sparse set grows with its entries.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from torch import Tensor
 from caffnet import tolerance
 from caffnet._solve.tracing import is_compiling
 
-#: Places of a box, 8 MB in float64, up to which all are stored: whoever reads `A` finds an ordinary tensor.
+#: Largest number of places of a box that is stored in full, as an ordinary tensor: 8 MB in float64.
 LARGE = 2**20
-#: Places of a matrix that came sparse, up to which the general method on all of them is as fast.
+#: Largest number of places of a sparse matrix that is stored in full: the general method is then as fast.
 WORTH = 2**16
 
 
@@ -35,7 +36,7 @@ def store(A: Tensor) -> Tensor:
     if is_sparse(A):
         return from_entries(A.crow_indices(), A.col_indices(), A.values(), A.shape[1])
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch calls the layout new
+        warnings.simplefilter("ignore")  # torch warns that the layout is in beta
         A = A.to_sparse_coo().coalesce()
     places, values = A.indices(), A.values()
     return from_entries(_starts(places[0], A.shape[0]), places[1], values, A.shape[1])

@@ -10,9 +10,9 @@ With (v, u) the incoming gradient of (y, λ), let (p, s) be the solution for the
 
     ∂q = -p,   ∂b = s,   ∂A = -(λ pᵀ + s yᵀ),   ∂Q = -(p yᵀ + y pᵀ) / 2.
 
-**Q that is singular** cannot be factorised. On the face, ``Q + A_γᵀ D A_γ`` gives the same p, and s is its s plus
-``D u``. It is positive definite wherever the system has one solution. Where it is not, the minimum is one of many:
-directions in which it may move freely get no gradient.
+**A singular Q** cannot be factorised. On the face, ``Q + A_γᵀ D A_γ`` gives the same p, and s is its s plus ``D u``.
+It is positive definite if the system has a unique solution. If it is not, there are many minima, and the directions
+between them get no gradient.
 """
 
 from __future__ import annotations

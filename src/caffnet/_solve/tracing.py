@@ -1,4 +1,4 @@
-"""Every special case of compilers, exporters and function transforms: one place that asks torch what is going on."""
+"""All checks for compilers, exporters and function transforms of torch, in one place."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def constant(function: _Function) -> _Function:
-    """Mark a function of numbers and texts: compiled graphs take its result and do not look inside.
+    """Mark a function of numbers and texts: compiled graphs take its result as a constant and do not trace it.
 
-    Whatever they look at, they check again in every call. This is what the decorator
-    torch.compiler.assume_constant_result does, which also imports dynamo: that takes longer than all the rest.
+    Compiled graphs check everything that they trace in every call. The decorator
+    torch.compiler.assume_constant_result does the same, but imports dynamo, which takes longer than everything else.
     """
     function._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
     return function
@@ -85,7 +85,7 @@ def is_jit_tracing() -> bool:
 
 
 def in_transform() -> bool:
-    """Check whether a transform of torch.func is at work, even if none of our tensors takes part in it."""
+    """Return True inside a transform of torch.func, even if it does not involve our tensors."""
     return peek_interpreter_stack() is not None
 
 
@@ -100,7 +100,7 @@ def may_branch(*tensors: Tensor | None) -> bool:
 
 
 def remember(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that remembers its results; torch.compile traces the function itself."""
+    """Cache the results of a function; torch.compile traces the function itself."""
     cached = functools.lru_cache(maxsize=1024, typed=True)(function)
 
     @functools.wraps(function)

@@ -1,10 +1,10 @@
 """The set ``S = {y : lower <= A y <= upper}``.
 
-One canonical form says everything: an equality has ``lower == upper``, a one-sided row has an infinite side, a box
-is ``A = I``. A set is plain immutable data. It may carry leading batch axes (one set per sample), and an
+All constraints have one form: an equality has ``lower == upper``, a one-sided row has an infinite side, a box
+is ``A = I``. A set is plain immutable data. It may have leading batch axes (one set per sample), and an
 input-dependent constraint is any function ``x -> AffineSet``.
 
-Nothing here knows how a point of the set is found; what is enforced is measured by the same object.
+This file has no projection: it only stores sets and measures violations.
 """
 
 from __future__ import annotations
@@ -57,14 +57,15 @@ class AffineSet:
         A: the rows, ``(..., m, n)``.
         lower: lower bounds, ``(..., m)`` or a scalar; ``None`` or ``-inf`` means no bound.
         upper: upper bounds, ``(..., m)`` or a scalar; ``None`` or ``+inf`` means no bound.
-        names: one label per row, used in every message.
+        names: one label per row, used in messages.
 
     Tensors (sparse ones too), numpy arrays, nested lists and scalars are accepted. Tensors and floating-point arrays
-    keep their number type (and tensors their gradient); lists, scalars and integers take the type of whatever they
-    meet. Tensors are kept, not copied: do not change them in place afterwards. A sparse `A` that is large stays sparse,
-    and so does the identity of a large box: memory and time grow with the entries.
+    keep their number type (and tensors their gradient); lists, scalars and integers take the type of the tensors that
+    they are combined with. Tensors are not copied: do not change them in place afterwards. A large sparse `A` stays
+    sparse, and so does the identity of a large box: memory and time grow with the number of entries.
 
-    In a dataset, sets of equal shape become one set with a batch axis (`torch.utils.data.default_collate` knows them).
+    `torch.utils.data.default_collate` stacks the sets of a dataset, if they have equal shapes, to one set with a batch
+    axis.
 
     >>> s = AffineSet.inequality([[1.0, 1.0]], [1.0], names=["total"]) & AffineSet.box(0.0, 1.0, dim=2)
     >>> s
@@ -112,7 +113,7 @@ class AffineSet:
         metric: Tensor | None = None,
         softness: Softness | None = None,
     ) -> AffineSet:
-        """From tensors already checked."""
+        """Build a set from tensors that have been checked."""
         built = cls.__new__(cls)
         built._fill(A, lower, upper, labels, row_kinds, weak, metric, softness)
         return built
@@ -170,7 +171,7 @@ class AffineSet:
         *,
         weak: bool = False,
     ) -> AffineSet:
-        """Put a set together again from its parts, each under its own name."""
+        """Build a set from the parts of another one, each passed under its name."""
         kinds = row_kinds if isinstance(row_kinds, str) else "".join(row_kinds)
         if len(kinds) != A.shape[-2] or kinds.strip(_KINDS):
             raise ConstraintError(f"row_kinds must be {A.shape[-2]} characters of '=<>B-', one per row, got {kinds!r}.")
@@ -198,7 +199,7 @@ class AffineSet:
 
     @property
     def metric(self) -> Tensor | None:
-        """The metric M of distances, ``(..., n, n)``, or ``(..., 1, n)`` if diagonal; None for the Euclidean one."""
+        """The metric M of distances, ``(..., n, n)``, or ``(..., 1, n)`` if diagonal; None for Euclidean distances."""
         return self._metric
 
     @property
@@ -251,7 +252,7 @@ class AffineSet:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The name of each row; where none was given, its place: ``row 0``, ``row 1``, ..."""
+        """The name of each row; for rows without a given name ``row 0``, ``row 1``, ... by position."""
         return row_names(self._labels, self.m)
 
     @property
@@ -261,7 +262,7 @@ class AffineSet:
 
     @property
     def weak(self) -> bool:
-        """Check whether the number type was assumed, not given: lists, scalars and integers take any type."""
+        """True if the number type was assumed, not given: lists, scalars and integers can take any type."""
         return self._weak
 
     def __repr__(self) -> str:
@@ -271,7 +272,7 @@ class AffineSet:
     # ------------------------------------------------------------------------------------------------ new from old
 
     def __and__(self, other: AffineSet) -> AffineSet:
-        """The intersection: the rows of both, batch axes broadcast."""
+        """Return the intersection: the rows of both sets, with broadcast batch axes."""
         if not isinstance(other, AffineSet):
             return NotImplemented
         if self.n != other.n:
@@ -305,12 +306,12 @@ class AffineSet:
         return self._build(A, lower, upper, labels, self._row_kinds + other._row_kinds, weak, metric, softness)
 
     def to(self, *args: Any, **kwargs: Any) -> AffineSet:
-        """The same set with another dtype or on another device; arguments as in ``torch.Tensor.to``."""
+        """Return the set in another dtype or on another device; arguments as in ``torch.Tensor.to``."""
         typed = "dtype" in kwargs or any(isinstance(arg, torch.dtype | Tensor) for arg in args)
         return self._map(lambda t: t.to(*args, **kwargs), self._weak and not typed)
 
     def _map(self, change: Callable[[Tensor], Tensor], weak: bool) -> AffineSet:
-        """The same set with every tensor changed."""
+        """Return the set with a function applied to every tensor."""
         A, lower, upper = change(self._A), change(self._lower), change(self._upper)
         metric = None if self._metric is None else change(self._metric)
         softness = None if self._softness is None else self._softness.map(change)
@@ -321,14 +322,14 @@ class AffineSet:
 
         Args:
             metric: M, positive definite, ``(..., n, n)``; only its symmetric part counts. Or its diagonal ``(..., n)``.
-            diagonal: whether `metric` is the diagonal; None: if it has one axis.
+            diagonal: True if `metric` is the diagonal; None means True if it has one axis.
 
         A constraint function returns its set with a metric: ``lambda x: set_at(x).with_metric(M(x))``.
         The closed form of a sub-constraint is then the point of its flat nearest to ``f + w`` in M; gradients reach M.
 
         >>> s = AffineSet.equality([[1.0, 1.0]], [0.0]).with_metric([3.0, 1.0])
         >>> from caffnet import project
-        >>> project(torch.tensor([4.0, 0.0]), s).value  # the first output is three times as dear
+        >>> project(torch.tensor([4.0, 0.0]), s).value  # the first output is three times as expensive
         tensor([ 3., -3.])
         """
         here, given = self._beside(metric, "metric")
@@ -350,7 +351,7 @@ class AffineSet:
         return self._build(*parts, given, here.softness)
 
     def _beside(self, data: ArrayLike, name: str) -> tuple[AffineSet, Tensor]:
-        """This set and data that go with it, in one number type and on one device."""
+        """Return this set and other data of it in one number type and on one device."""
         typed = isinstance(data, Tensor | np.ndarray) or holds_tensor(data)
         given = as_tensors(**{name: data})[0][name]
         assert given is not None
@@ -365,19 +366,19 @@ class AffineSet:
         return here, given
 
     def soft(self, weight: ArrayLike | None = None, *, when: str = "always") -> AffineSet:
-        r"""The same set with rows that may give way; join it with hard rows by ``&``.
+        r"""Return the set with soft rows, which may give way; join it with hard rows by ``&``.
 
         Args:
             weight: None: the rows give way only where the whole set is empty. The largest violation, in their own
                 units, is made as small as the hard rows allow, then the next largest, and so on; a row that can be
                 kept is kept. A positive number or ``(..., m)``: the price of giving way. The answer minimises
                 $\tfrac12 \|y - f\|^2 + \tfrac12 \sum_i weight_i \, slack_i^2$ over the hard rows, with $slack_i$ the
-                violation of row i. Gradients reach it.
+                violation of row i. Gradients reach the weight.
             when: with ``weight=None``, ``"nearest"`` makes the rows soft only if ``on_infeasible="nearest"`` is asked
                 for; else they are hard, and an empty set raises or is NaN.
 
-        An answer whose soft rows gave way has the status RELAXED, whatever `on_infeasible` is: that applies if the hard
-        rows exclude each other, and soft rows are then ignored.
+        An answer whose soft rows gave way has the status RELAXED, whatever `on_infeasible` is. `on_infeasible` applies
+        if the hard rows exclude each other; soft rows are then ignored.
 
         >>> from caffnet import project
         >>> limits, wish = AffineSet.box(-1.0, 1.0, dim=1), AffineSet.box(3.0, None, dim=1)
@@ -415,7 +416,7 @@ class AffineSet:
         return self._build(*here._parts(), here.metric, Softness(WEIGHTED * self.m, given))
 
     def without_soft(self) -> AffineSet:
-        """The set without its soft rows. Rows of ``soft(when="nearest")`` stay.
+        """Return the set without its soft rows. Rows of ``soft(when="nearest")`` stay.
 
         >>> (AffineSet.box(0.0, 1.0, dim=2) & AffineSet.inequality([[1.0, 1.0]], [1.0]).soft()).without_soft()
         AffineSet(2 rows in R^2)
@@ -433,11 +434,11 @@ class AffineSet:
         return self._A, self._lower, self._upper, self._labels, self._row_kinds, self._weak
 
     def with_bounds(self, lower: ArrayLike | None = None, upper: ArrayLike | None = None) -> AffineSet:
-        """The same rows with other bounds ``(..., m)``: the way to write "A is fixed, b depends on the input".
+        """Return the same rows with other bounds ``(..., m)``: for a fixed A and bounds that depend on the input.
 
-        A bound that is left out stays; an equality takes whichever is given for both. Sides that are infinite in this
-        set must stay so: its finite bounds only say which sides exist. What all samples share is scaled, recognised and
-        factorised once for a batch.
+        A bound that is left out stays as it is; for an equality, either bound sets both. Sides that are infinite in
+        this set must stay infinite: its finite bounds only say which sides exist. A matrix that all samples share is
+        scaled, recognised and factorised once per batch.
 
         >>> demand = AffineSet.equality([[1.0, 1.0, 1.0]], [0.0], names=["demand"]) & AffineSet.box(0.0, 1.0, dim=3)
         >>> demand.with_bounds(upper=torch.rand(5, 4))
@@ -454,31 +455,31 @@ class AffineSet:
         return self._build(old.A, low, high, self._labels, kinds, old.weak, old.metric, old.softness)
 
     def to_dense(self) -> AffineSet:
-        """The same set with `A` in full, whatever its size."""
+        """Return the set with all numbers of `A` stored, whatever its size."""
         return self._build(self._A.to_dense(), *self._parts()[1:], self._metric, self._softness)
 
     def __deepcopy__(self, memo: dict) -> AffineSet:
         return self._map(sparse.copy, self._weak)
 
     def pin_memory(self, device: Any = None) -> AffineSet:
-        """The same set in page-locked memory, as ``DataLoader(..., pin_memory=True)`` asks for."""
+        """Return the set in page-locked memory, for ``DataLoader(..., pin_memory=True)``."""
         given = () if device is None else (device,)
         return self._map(lambda t: t.pin_memory(*given), self._weak)
 
     def expand(self, batch: torch.Size) -> AffineSet:
-        """The same set for a batch of this shape. An A without batch axes stays shared."""
+        """Return the set with batch axes of this shape. An A without batch axes stays shared."""
         if self._A.ndim == 2 or self._A.shape[:-2] == batch:
             return self
         A = self._A.expand(*batch, self.m, self.n)
         return self._build(A, *self._parts()[1:], self._metric, self._softness)
 
     def check_bounds(self, lower: ArrayLike, upper: ArrayLike) -> tuple[Tensor, Tensor]:
-        """Other bounds for the same rows as tensors; shapes and number types are checked."""
+        """Return other bounds for the same rows as tensors, with shapes and number types checked."""
         parts, _ = as_tensors(A=self._A, lower=lower, upper=upper)
         return tuple(read_bound(parts[side], self._A, side) for side in ("lower", "upper"))  # pyright: ignore
 
     def __getitem__(self, index: Any) -> AffineSet:
-        """The sets at these places of the batch; a tensor that the whole batch shares stays shared."""
+        """Return the sets at an index of the batch; a tensor that the whole batch shares stays shared."""
         batch = self.batch_shape
         if not batch:
             raise ConstraintError("This set has no batch axes to index.")
@@ -501,7 +502,7 @@ class AffineSet:
         return torch.maximum(value - here.upper, here.lower - value).clamp_min(0)
 
     def contains(self, y: ArrayLike) -> Tensor:
-        """Check whether `y` is in the set up to rounding, ``(...)``: within the tolerance that the layer promises."""
+        """Mask ``(...)``: True where `y` is in the set up to rounding, within the tolerance that the layer promises."""
         here, point = self._facing(y)
         value = sparse.product(here.A, point)
         row = sparse.row_sizes(here.A)
@@ -531,10 +532,9 @@ class AffineSet:
         return self.like(point, "y"), point
 
     def like(self, point: Tensor, name: str) -> AffineSet:
-        """This set in the number type and on the device of `point`, if that needs no rounding the user did not ask for.
+        """Return this set in the number type and on the device of `point`, if that needs no unexpected rounding.
 
-        A set written in lists and scalars takes any type; data that came with a type are never cast behind the
-        user's back.
+        A set written in lists and scalars takes any type; data that have a number type are never converted silently.
         """
         A = self._A
         if point.dtype is A.dtype and point.device == A.device:
@@ -559,7 +559,7 @@ class AffineSet:
 
 
 def _meet(first: AffineSet, second: AffineSet) -> tuple[AffineSet, AffineSet]:
-    """Both sets in one number type and on one device; a number type or device that was only assumed is converted."""
+    """Return both sets in one number type and on one device; only an assumed number type or device is converted."""
     if first.device != second.device and (first.weak or second.weak):
         first, second = (first.to(second.device), second) if first.weak else (first, second.to(first.device))
     if first.device != second.device:

@@ -1,4 +1,4 @@
-"""Sets in a dataset: `torch.utils.data.default_collate` makes one set of many."""
+"""Sets in a dataset: `torch.utils.data.default_collate` stacks them to one set."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from caffnet.errors import ConstraintError, DtypeError
 def collate(batch: Sequence[AffineSet], **_: Any) -> AffineSet:
     """Make one set with a batch axis in front of sets of equal shape, as `torch.utils.data.default_collate` does.
 
-    A name that all give to a row is kept. A side of a row can bind if it can in one of the sets.
+    The name of a row is kept if all sets have the same one. A side of a row can bind if it can bind in one of the sets.
     """
     shapes = list(dict.fromkeys((*s.batch_shape, s.m, s.n) for s in batch))
     if len(shapes) > 1:

@@ -1,4 +1,4 @@
-"""Numbers as users give them, read as tensors and checked."""
+"""Reading of numbers from users: conversion to tensors, and checks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ArrayLike: TypeAlias = Tensor | np.ndarray | Sequence[Any] | float | int
 
 
 def as_tensors(**given: ArrayLike | None) -> tuple[dict[str, Tensor | None], bool]:
-    """All arguments as tensors of one floating type, and whether that type was merely assumed ("weak")."""
+    """Return all arguments as tensors of one floating type, and True if that type was only assumed ("weak")."""
     tensors: dict[str, Tensor | None] = {}
     strong: dict[str, torch.dtype] = {}
     for name, value in given.items():
@@ -63,7 +63,7 @@ def read_array(value: Any, name: str) -> Tensor:
 
 
 def read(value: Any) -> Tensor:
-    """An array is copied with its type; lists and scalars are read in double precision, tensors in lists stacked."""
+    """Read an array with its number type, lists and scalars in double precision; stack tensors in lists."""
     if isinstance(value, np.ndarray):
         return torch.tensor(value)
     if isinstance(value, Sequence) and holds_tensor(value):
@@ -74,21 +74,21 @@ def read(value: Any) -> Tensor:
 
 
 def holds_tensor(value: Any) -> bool:
-    """Check whether a value is a tensor, or a sequence with one in it."""
+    """Return True if a value is a tensor, or a sequence that contains one."""
     if isinstance(value, str) or not isinstance(value, Sequence):
         return isinstance(value, Tensor)
     return any(holds_tensor(v) for v in value)
 
 
 def read_rows(rows: ArrayLike, bound: ArrayLike, *names: str) -> tuple[Tensor, Tensor, bool]:
-    """Rows and their right side as tensors, and whether their number type was merely assumed."""
+    """Return rows and their right side as tensors, and True if their number type was only assumed."""
     parts, weak = as_tensors(**{names[0]: rows, names[1]: bound})
     matrix = read_matrix(parts[names[0]], names[0])
     return matrix, read_bound(parts[names[1]], matrix, "upper"), weak
 
 
 def read_matrix(rows: Tensor | None, name: str) -> Tensor:
-    """Rows as ``(..., m, n)``."""
+    """Read rows ``(..., m, n)``."""
     if rows is None or rows.ndim < 2:
         shape = None if rows is None else tuple(rows.shape)
         raise ConstraintError(f"{name} must have shape (..., m, n), got {shape}. A single row a is written [a].")
@@ -96,7 +96,7 @@ def read_matrix(rows: Tensor | None, name: str) -> Tensor:
 
 
 def read_bound(bound: Tensor | None, A: Tensor, side: str) -> Tensor:
-    """A bound as ``(..., m)``; a scalar is repeated for every row, a missing one is infinite."""
+    """Read a bound ``(..., m)``; a scalar is repeated for every row, a missing bound is infinite."""
     m = A.shape[-2]
     if bound is None:
         return torch.full((m,), -math.inf if side == "lower" else math.inf, dtype=A.dtype, device=A.device)

@@ -1,4 +1,4 @@
-"""Properties of rows beside their numbers: the sides that can bind, and their names."""
+"""Properties of rows other than their numbers: the sides that can bind, and their names."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _KIND_OF = bytes.maketrans(bytes(range(5)), "".join((FREE, UPPER, LOWER, BOTH, E
 
 
 def inspect_kinds(lower: Tensor, upper: Tensor) -> str:
-    """The kinds of the rows from their bounds: a side counts if it can bind in at least one sample.
+    """Return the kinds of the rows, from their bounds: a side counts if it can bind in at least one sample.
 
-    Every side counts while the numbers cannot be looked at.
+    While a graph is traced the numbers are not known, and every side counts.
     """
     m = lower.shape[-1]
     if is_compiling() or not all(is_concrete(t) for t in (lower, upper)):
@@ -34,7 +34,7 @@ def inspect_kinds(lower: Tensor, upper: Tensor) -> str:
         axes = tuple(range(lower.ndim - 1))
         below = ~(lower == -math.inf).all(axes)
         above = ~(upper == math.inf).all(axes)
-        # An equal infinite pair is no equality but a row that can never hold; it stays two-sided.
+        # Two equal infinite bounds are not an equality but a row that can never hold; it stays two-sided.
         equal = ((lower == upper) & lower.isfinite()).all(axes)
         code = torch.where(equal, 4, below.byte() * 2 + above.byte()).to(torch.uint8)
     return bytes(code.cpu().numpy()).translate(_KIND_OF).decode()
@@ -42,12 +42,12 @@ def inspect_kinds(lower: Tensor, upper: Tensor) -> str:
 
 @remember
 def is_kind(row_kinds: str, kinds: str, device: torch.device) -> Tensor:
-    """Mask of the rows of these kinds, ``(m,)``."""
+    """Return a mask ``(m,)`` of the rows of these kinds."""
     return torch.tensor([kind in kinds for kind in row_kinds], dtype=torch.bool, device=device)
 
 
 def join_kinds(kinds: Sequence[str]) -> str:
-    """The kind of a row that has one of these kinds in every sample."""
+    """Return the kind of a row whose kind in each sample is one of these."""
     if set(kinds) == {EQUAL}:
         return EQUAL
     below, above = (any(kind in sides + BOTH + EQUAL for kind in kinds) for sides in (LOWER, UPPER))
@@ -86,5 +86,5 @@ read_labels_again = remember(read_labels)
 
 
 def row_names(labels: Labels, m: int) -> tuple[str, ...]:
-    """Names of the m rows in messages: their label, or their place."""
+    """Return the names of the m rows in messages: their labels, or ``row i``."""
     return tuple(f"row {i}" if label is None else label for i, label in enumerate(labels or (None,) * m))

@@ -1,4 +1,4 @@
-"""Batch axes of tensors that go together."""
+"""Broadcasting of batch axes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def joint_shape(*shapes: torch.Size) -> torch.Size:
 
 
 def stack_bounds(a: Tensor, b: Tensor) -> Tensor:
-    """The entries of both, ``(..., k)``, batch axes broadcast."""
+    """Concatenate the entries ``(..., k)`` of both, with broadcast batch axes."""
     if a.ndim == 1 and b.ndim == 1:
         return torch.cat([a, b])
     batch = joint_shape(a.shape[:-1], b.shape[:-1])

@@ -26,12 +26,12 @@ class Softness(NamedTuple):
     weight: Tensor | None = None
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Softness:
-        """The same rows with their weights changed."""
+        """Return the same soft rows with a function applied to their weights."""
         return self if self.weight is None else Softness(self.kinds, change(self.weight))
 
 
 def join_softness(first: Softness, second: Softness) -> Softness:
-    """The soft rows of an intersection."""
+    """Return the soft rows of an intersection."""
     parts = (first, second)
     weights = [part.weight for part in parts if part.weight is not None]
     weight = stack_bounds(*weights) if len(weights) == 2 else weights[0] if weights else None

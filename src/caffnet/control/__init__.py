@@ -2,10 +2,10 @@
 
     system      dx/dt = f(x) + g(x) u                                    `ControlAffine`, `Unicycle`, `Integrator`, ...
     barriers    h(x) >= 0 where the state is safe                        `InsideBox`, `OutsidePolytopes`, `Moving`, ...
-    order       ψ = L_f h + α(h), where the input acts through the drift `HighOrder`
+    order       ψ = L_f h + α(h), if the input acts through the drift    `HighOrder`
     rows        -L_g h(x) u <= L_f h(x) + α(h(x))                        `BarrierConstraint`: x -> AffineSet
     goals       V(x) falls, at the price of a weight where it cannot     `LyapunovConstraint`: soft rows
-    audit       is there an admissible input everywhere?                 `audit`
+    audit       looks for states without an admissible input             `audit`
     filter      the input nearest to a policy's that satisfies the rows  `SafetyFilter`, or a `CAffNet` to be trained
     rollout     states and inputs over time, differentiable              `rollout`
     policies    distributions over sets, with exact log-probabilities    `InteriorNormal`, `StochasticPolicy`, ...

@@ -1,24 +1,24 @@
-r"""Is there an admissible input in every state? Asked before training, and in the tests of a controller.
+r"""An audit that looks for states without an admissible input: before training, and in the tests of a controller.
 
-A constraint that depends on the state may have no solution in some of them: two barriers that pull apart, or one that
-asks for more than the actuators have. `audit` looks for such states in a box.
+A constraint that depends on the state may have no solution in some states: two barriers contradict each other, or one
+asks for more than the actuators can do. `audit` looks for such states in a box.
 
 **By samples.** At Sobol points, and again around the worst of them, the depth of the set is measured: the radius r of
-the largest ball inside, negative where rows exclude each other (the least by which all must give way). INFEASIBLE is
-said by the kernel, which has a proof for each.
+the largest ball inside, negative where rows exclude each other (the least by which all must give way). The kernel has
+a proof for every state that it reports as INFEASIBLE.
 
 **By proof.** If ``A(x)`` and ``b(x)`` are affine in x, a box of states is settled by linear programs: one input u
 serves the whole box if
 
     A_i(c) u - b_i(c) + Σ_j r_j |∂A_i/∂x_j u - ∂b_i/∂x_j| <= 0      for every row i,
 
-with c its centre and r its half widths, since an affine function is largest in a corner. Where no single u serves, the
-box is halved; where its centre is infeasible, a state is found. If A does not depend on x, the feasible states are a
+with c its centre and r its half widths, since an affine function is largest in a corner. If no single u serves, the
+box is halved; if its centre is infeasible, a state is found. If A does not depend on x, the feasible states are a
 convex set, and the corners of the box decide.
 
-The rows are any function, of which no more is known than its values: whether they are affine is tested, at every state
-that was sampled, at the corners, and at random ones. So "infeasible" is a fact, of a state that is shown; "feasible"
-holds if the rows are affine between the states tested too, and the report says so.
+The rows are a function of which only values are known. Whether it is affine is tested at every sampled state, at the
+corners, and at random states. So "infeasible" is certain and comes with a state; "feasible" holds if the rows are
+affine between the tested states too, and the report says so.
 """
 
 from __future__ import annotations
@@ -43,25 +43,25 @@ from caffnet.projection import project
 
 #: Rounds of sampling around the worst states, and how many of them.
 ROUNDS, KEPT = 4, 16
-#: Boxes that a proof may look at, and states whose corners are looked at one by one.
+#: Most boxes that a proof may look at, and most entries of a state for which every corner of the box is tried.
 MOST_BOXES, MOST_CORNERS = 4096, 14
 NOT_AFFINE = "the rows are not affine in the state"
 
 
 @dataclasses.dataclass(frozen=True)
 class Audit:
-    """The findings of an audit.
+    """The result of an audit.
 
     Attributes:
         states: the states looked at, ``(samples, n_x)``.
         depths: the depth of the set at each, ``(samples,)``; negative where it is empty.
-        infeasible: which of them have no admissible input, ``(samples,)``.
+        infeasible: True for states without an admissible input, ``(samples,)``.
         first: how many of the states are Sobol points; the others were drawn around the worst.
         worst: the state of the smallest depth, ``(n_x,)``.
         conflict: the rows that exclude each other there, with their multipliers; empty if the worst state is feasible.
         proof: ``"feasible"`` (every state of the box, if the rows are affine between the states tested, as they are at
             those), ``"infeasible"`` (a state is known), or why there is none.
-        names: of the states.
+        names: names of the entries of a state.
     """
 
     states: Tensor
@@ -75,7 +75,7 @@ class Audit:
 
     @property
     def ok(self) -> bool:
-        """Check whether no state without an admissible input was found."""
+        """True if no state without an admissible input was found."""
         return self.proof != "infeasible" and not bool(self.infeasible.any())
 
     @property
@@ -138,11 +138,11 @@ def audit(
     Args:
         constraint: states ``(..., n_x)`` to sets, such as a `BarrierConstraint`.
         lower: the box of states, ``(n_x,)``.
-        upper: its other corner.
+        upper: the other corner of the box.
         samples: number of Sobol points.
         times: an interval of time, for constraints that take ``(x, t)``; t is then the last entry of a state here.
         where: states ``(..., n_x)`` to bool ``(...)``: only these count, such as ``lambda x: (h(x) >= 0).all(-1)``.
-        names: of the states.
+        names: names of the entries of a state.
         prove: try a proof, where the rows are affine in the state at all states tested and `where` is None. Needs scipy
             if A depends on the state.
 
@@ -211,7 +211,7 @@ def _sample(
     samples: int,
     where: Callable[[Tensor], Tensor] | None,
 ) -> tuple[Tensor, Tensor, Tensor, int]:
-    """States, their depths, whether they are infeasible, and how many of them are Sobol points."""
+    """Sample states; return them, their depths, a mask of infeasible ones, and the number of Sobol points."""
     unit = torch.quasirandom.SobolEngine(len(low), scramble=True, seed=0)
     x = low + (high - low) * unit.draw(samples, dtype=torch.float64)
     x = x if where is None else x[where(x)]
@@ -237,7 +237,7 @@ def _sample(
 
 @torch.no_grad()
 def _measure(at: Callable[[Tensor], AffineSet], x: Tensor) -> tuple[Tensor, Tensor]:
-    """The depth of the sets at states ``(s, n_x)``, and which are empty, ``(s,)`` each."""
+    """Return the depth of the sets at states ``(s, n_x)``, and a mask of empty sets, ``(s,)`` each."""
     sets = at(x).to(torch.float64)
     origin = torch.zeros(len(x), sets.n, dtype=torch.float64)
     status = project(origin, sets, on_infeasible="nan").status.expand(len(x))
@@ -257,7 +257,7 @@ def _conflict(at: Callable[[Tensor], AffineSet], x: Tensor) -> tuple[str, ...]:
 
 
 def _prove(at: Callable[[Tensor], AffineSet], low: Tensor, high: Tensor, states: Tensor) -> tuple[str, Tensor | None]:
-    """The verdict over the box, and a state without an admissible input if there is one."""
+    """Return the verdict over the box, and a state without an admissible input if there is one."""
     corners = None
     if len(low) <= MOST_CORNERS:
         corners = torch.stack([torch.stack(c) for c in itertools.product(*zip(low, high, strict=True))])
@@ -298,10 +298,10 @@ def _prove(at: Callable[[Tensor], AffineSet], low: Tensor, high: Tensor, states:
 
 
 def _affine(at: Callable[[Tensor], AffineSet], low: Tensor, high: Tensor, states: Tensor) -> tuple[Tensor, ...] | None:
-    """``A`` and ``b`` at the centre, and their change over half the box along every state; None if they are not affine.
+    """Return ``A`` and ``b`` at the centre, and their change over half the box along each state; None if not affine.
 
-    Inequalities as ``A u <= b``. Checked at `states` and at random ones: an affine function is what its values on a
-    cross say.
+    The inequalities are ``A u <= b``. An affine function is determined by its values at the centre and on the axes;
+    this prediction is checked at `states` and at random states.
     """
     middle, half = (low + high) / 2, (high - low) / 2
     n = len(low)
@@ -326,7 +326,7 @@ def _affine(at: Callable[[Tensor], AffineSet], low: Tensor, high: Tensor, states
 
 @torch.no_grad()
 def _rows(at: Callable[[Tensor], AffineSet], x: Tensor) -> tuple[Tensor, Tensor] | None:
-    """The rows at states ``(s, n_x)``, without those that have no bound anywhere; None if one has it in some states."""
+    """Return the rows at states ``(s, n_x)`` that have a bound; None if a row has one in some of the states only."""
     A, b, _ = inequalities(at(x).to(torch.float64))
     bounded = b.reshape(-1, b.shape[-1]).isfinite()
     if (bounded.any(0) != bounded.all(0)).any():
@@ -336,7 +336,7 @@ def _rows(at: Callable[[Tensor], AffineSet], x: Tensor) -> tuple[Tensor, Tensor]
 
 
 def _one_input_serves(linprog: Any, A: Tensor, b: Tensor, spread_A: Tensor, spread_b: Tensor) -> bool:
-    """Check whether one u satisfies the rows over a box of states: the linear program of this file's head."""
+    """Return True if one u satisfies the rows over a box of states, by the linear program at the top of this file."""
     m, n = A.shape
     pairs = [(j, i) for j in range(len(spread_A)) for i in range(m) if spread_A[j, i].any() or spread_b[j, i] != 0]
     size = n + 1 + len(pairs)  # u, the excess, |·| of each pair

@@ -1,6 +1,6 @@
-"""Class-K functions: strictly increasing, ``α(0) = 0``. They say how fast a barrier may be approached.
+"""Class-K functions: strictly increasing, ``α(0) = 0``. They bound how fast a barrier may be approached.
 
-Each has its `slope` α' and `curve` α'' written out, which barriers of higher order need (see `HighOrder`).
+Each has formulas for its `slope` α' and `curve` α'', which barriers of higher order need (see `HighOrder`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ClassK: TypeAlias = Callable[[Tensor], Tensor]
 
 @runtime_checkable
 class WithSlope(Protocol):
-    """A class-K function that knows its derivatives."""
+    """A class-K function with formulas for its derivatives."""
 
     def __call__(self, h: Tensor, /) -> Tensor:
         """``α(h)``."""
@@ -56,7 +56,7 @@ def saturating(slope: float = 1.0, limit: float = 1.0) -> WithSlope:
 
 
 def as_class_k(given: ClassK | None) -> WithSlope:
-    """`linear(1.0)` for None; a function of the user's gets its slope from automatic differentiation."""
+    """Return `linear(1.0)` for None; give a user's function its slope by automatic differentiation."""
     if given is None:
         return linear()
     if not callable(given):
@@ -118,7 +118,7 @@ class _Saturating:
 
 @dataclasses.dataclass(frozen=True)
 class _Given:
-    """A function of the user's, elementwise."""
+    """A user's function, applied elementwise."""
 
     function: ClassK
 

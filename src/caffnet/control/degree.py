@@ -1,8 +1,8 @@
-"""The relative degree: after how many derivatives the input acts on a barrier. Checked over samples, once.
+"""A check of the relative degree: the derivative of a barrier on which the input acts. Done once, at sampled states.
 
-A barrier of degree one has ``L_g h ≠ 0``: its rows speak of the input. One of degree two has ``L_g h = 0`` everywhere,
-and belongs into a `HighOrder`. Which it is can be seen at a few states; a state where ``L_g h`` happens to vanish is no
-evidence against degree one. At the same states a `HighOrder` is compared with the system of its constraint.
+A barrier of degree one has ``L_g h ≠ 0``: its rows depend on the input. A barrier of degree two has ``L_g h = 0``
+everywhere and needs a `HighOrder`. A few states show which it is; a single state where ``L_g h`` happens to vanish is
+not evidence against degree one. At the same states a `HighOrder` is compared with the system of its constraint.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from caffnet.errors import ConstraintError
 
 T = TypeVar("T")
 SAMPLES = 32
-#: States are looked at in these sizes: a shape may be small, and an angle near zero says little.
+#: Sizes of the sampled states: a shape may be small, and angles near zero show little.
 SIZES = (0.3, 3.0)
 
 
@@ -31,13 +31,13 @@ def check_reached(barrier: Barrier, system: ControlAffine, samples: Tensor | Non
         return
     raise ConstraintError(
         f"The input does not reach {_told(barrier, ~hit)}: L_g h = 0 at all {len(reached)} states looked at, so "
-        "its relative degree is 2 or more. Raise it: HighOrder(barrier, system) in place of the barrier, once per "
-        "derivative that is missing. (If it is reached elsewhere, pass samples, states where it is.)"
+        "its relative degree is 2 or more. Write HighOrder(barrier, system) in place of the barrier, once per missing "
+        "derivative. (If the input reaches it elsewhere, pass samples: states where it does.)"
     )
 
 
 def check_not_reached(barrier: Barrier, system: ControlAffine, samples: Tensor | None) -> None:
-    """Refuse functions that the input reaches: raised by an order, they would not be kept."""
+    """Refuse functions that the input reaches directly: a `HighOrder` would not keep them."""
     reached = reach(barrier, system, samples)
     if reached is None or not (hit := reached.any(0)).any():
         return
@@ -48,9 +48,9 @@ def check_not_reached(barrier: Barrier, system: ControlAffine, samples: Tensor |
 
 
 def check_same_system(raised: ControlAffine, system: ControlAffine, samples: Tensor | None) -> None:
-    """Refuse a barrier that was raised along another system than that of its constraint.
+    """Refuse a `HighOrder` that was built on another system than that of its constraint.
 
-    Two systems are the same if they move the states looked at in the same way.
+    Two systems count as the same if they have the same drift and actuation at the sampled states.
     """
     if raised is system:
         return
@@ -69,9 +69,9 @@ def check_same_system(raised: ControlAffine, system: ControlAffine, samples: Ten
 
 
 def reach(barrier: Barrier, system: ControlAffine, samples: Tensor | None) -> Tensor | None:
-    """Check whether ``L_g h ≠ 0``, ``(samples, k)``; False where it is not finite. None without samples.
+    """Mask ``(samples, k)``: True where ``L_g h ≠ 0``, False where it is not finite. None without samples.
 
-    Refused are functions that fail, or that are finite at no sample: nothing would be known of them.
+    Functions that fail, or that are finite at no sample, are refused, because their degree is not known.
     """
 
     def of(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -86,8 +86,8 @@ def reach(barrier: Barrier, system: ControlAffine, samples: Tensor | None) -> Te
     known = reached.isfinite() & size.isfinite()
     if not (finite := known.any(0)).all():
         raise ConstraintError(
-            f"The gradient of {_told(barrier, ~finite)} is finite at none of the {len(x)} states looked at, so nothing "
-            "is known of it: look for 0/0, log or sqrt in it, or pass samples, states where it is defined."
+            f"The gradient of {_told(barrier, ~finite)} is finite at none of the {len(x)} states looked at, so its "
+            "degree is not known: look for 0/0, log or sqrt in it, or pass samples: states where it is defined."
         )
     return known & (reached > tolerance.reach(x.dtype) * size)
 
@@ -95,7 +95,7 @@ def reach(barrier: Barrier, system: ControlAffine, samples: Tensor | None) -> Te
 def _look(
     what: str, system: ControlAffine, samples: Tensor | None, function: Callable[[Tensor], T]
 ) -> tuple[Tensor, T] | None:
-    """The states and a function of them, in the first number type that it takes; None if there are no states."""
+    """Return the states and a function of them, in the first number type that it accepts; None without states."""
     failed: RuntimeError | None = None
     for x in _states(system, samples):
         try:
@@ -108,12 +108,12 @@ def _look(
     raise ConstraintError(
         f"{what} cannot be evaluated at the states looked at: {str(failed).splitlines()[0]} Write torch.where in place "
         "of an if on values (batches come by vmap); for a function in another number type or on another device pass "
-        "samples, states that it takes, or an empty tensor for no check."
+        "samples: states that it accepts, or an empty tensor for no check."
     ) from failed
 
 
 def _moves(system: ControlAffine, x: Tensor) -> Tensor:
-    """All that moves the states, ``(s, ...)``: drift and actuation, side by side."""
+    """Return drift and actuation at the states, side by side, ``(s, ...)``."""
     actuation = system.actuation(x).to(x).expand(len(x), system.n_x, system.n_u)
     return torch.cat([system.drift_at(x).unsqueeze(-1), actuation], -1)
 

@@ -1,14 +1,15 @@
-r"""Distributions over affine sets, for stochastic policies: three ways, three meanings of log-probability.
+r"""Distributions over affine sets, for stochastic policies. They differ in the meaning of the log-probability.
 
-| class | a sample is | its density |
+| class | a sample is | density |
 |---|---|---|
 | `InteriorNormal` | a Gaussian point, mapped into the interior by a bijection | over the set, exact, in closed form |
 | `TruncatedNormal` | a Gaussian point, drawn again until it is in the set | over the set, exact; 1 or 2 outputs |
 | `ProjectedNormal` | a Gaussian point; the action is its projection | of the *raw* point: the action has none |
 
-A projected Gaussian puts a positive probability on the boundary, so its actions have no density: to score actions by
-the Gaussian's density is wrong, and learns the wrong thing. Scoring the *raw* points is right, since the projection is
-then a part of the environment; but raw points far outside cost nothing, hence `ProjectedNormal.correction`.
+A projected Gaussian puts a positive probability on the boundary, so its actions have no density: scoring actions by the
+density of the Gaussian is wrong, and training with it is misled. Scoring the *raw* points is right, since the
+projection is then a part of the environment; but raw points far outside cost nothing, hence
+`ProjectedNormal.correction`.
 """
 
 from __future__ import annotations
@@ -47,11 +48,11 @@ class InteriorNormal(_Estimated, TransformedDistribution):  # pyright: ignore[re
     """A Gaussian mapped into the interior of a set: smooth, reparametrised, with exact log-probabilities.
 
     Args:
-        set: the set or sets; batch axes as of `loc`, or none.
+        set: the set or sets, with the batch axes of `loc` or none.
         loc: mean of the Gaussian, ``(..., d)``, d = n minus the equalities. It is measured from the centre of the
             set, in the units of the outputs.
         scale: standard deviations, ``(..., d)``.
-        transform: of `caffnet.control.interior`; `interior_transform(set)` if None. Pass it to use one more than once.
+        transform: a map of `caffnet.control.interior`; `interior_transform(set)` if None. Pass a map to reuse it.
 
     >>> wedge = AffineSet.inequality([[1.0, 1.0], [-1.0, 0.0], [0.0, -1.0]], [1.0, 0.0, 0.0])
     >>> policy = InteriorNormal(wedge, torch.zeros(2), torch.ones(2))
@@ -74,18 +75,18 @@ class InteriorNormal(_Estimated, TransformedDistribution):  # pyright: ignore[re
 
     @property
     def mode(self) -> Tensor:
-        """The image of the Gaussian's mean, ``(..., n)``: the action to take without noise."""
+        """The image of the mean of the Gaussian, ``(..., n)``: the action to take without noise."""
         return self.transforms[0](self.loc)  # pyright: ignore[reportReturnType]
 
     @property
     def mean(self) -> Tensor:
-        """The same as `mode`: where the mass is centred; the exact mean has no closed form."""
+        """The same as `mode`, as a substitute: the exact mean has no closed form."""
         return self.mode
 
     def rsample_with_log_prob(self, shape: Any = ()) -> tuple[Tensor, Tensor]:
-        """Samples ``(..., n)`` and their log-probabilities ``(...)``, without going back through the map.
+        """Return samples ``(..., n)`` and their log-probabilities ``(...)``, without inverting the map.
 
-        Exact also where a sample has come so near to the boundary that rounding hides the way back.
+        Exact even for samples so near to the boundary that rounding makes the inverse inexact.
         """
         raw = self.base_dist.rsample(torch.Size(shape))
         ray = self.transforms[0]
@@ -93,9 +94,9 @@ class InteriorNormal(_Estimated, TransformedDistribution):  # pyright: ignore[re
         return action, self._of_points(self.base_dist.log_prob(raw) - ray.log_abs_det_jacobian(raw, action))
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """``(...)``; minus infinity outside of the set, beyond rounding.
+        """Return log-probabilities ``(...)``; minus infinity outside the set, beyond rounding.
 
-        0 where the set has no interior and the map is `stuck`: the one action has all of the probability.
+        0 where the set has no interior and the map is `stuck`: the only action has probability one.
         """
         inside = self.set.contains(value)
         return self._of_points(torch.where(inside, super().log_prob(value), -math.inf))
@@ -107,7 +108,7 @@ class InteriorNormal(_Estimated, TransformedDistribution):  # pyright: ignore[re
 
 
 class ProjectedNormal(_Estimated):
-    """A Gaussian whose samples are raw: the action is the projection of a sample, the score that of the sample.
+    """A Gaussian of raw points: the action is the projection of a sample, the log-probability that of the sample.
 
     Args:
         set: the set or sets.
@@ -115,8 +116,8 @@ class ProjectedNormal(_Estimated):
         scale: standard deviations, ``(..., n)``.
         **options: of `caffnet.project`.
 
-    Store the raw point beside the action, and score the raw one. `correction` is a penalty to add to the loss: it keeps
-    raw points near the set, where they tell the policy something.
+    Store the raw point beside the action, and score the raw point. `correction` is a penalty to add to the loss: it
+    keeps raw points near the set, where the policy can learn from them.
 
     >>> policy = ProjectedNormal(AffineSet.box(-1.0, 1.0, dim=2), torch.tensor([3.0, 0.0]), torch.ones(2))
     >>> policy.mode, policy.correction(policy.loc)
@@ -132,7 +133,7 @@ class ProjectedNormal(_Estimated):
 
     @property
     def support(self) -> supports.Constraint:
-        """Raw points lie anywhere."""
+        """All points: raw points are not constrained."""
         return supports.real_vector
 
     def rsample(self, sample_shape: Any = ()) -> Tensor:
@@ -169,8 +170,8 @@ class TruncatedNormal(_Estimated):
         loc: mean, ``(..., n)``, n at most 2.
         scale: standard deviations, ``(..., n)``.
 
-    The mass of the Gaussian inside the set is known in closed form for one output; for two it is an integral of one
-    variable of such, by Gauss-Legendre between the corners. Both are differentiable with respect to loc and scale.
+    For one output, the mass of the Gaussian inside the set has a closed form; for two it is a one-dimensional integral
+    of this form, by Gauss-Legendre between the corners. Both are differentiable with respect to loc and scale.
 
     >>> half = AffineSet.inequality([[-1.0]], [0.0])
     >>> TruncatedNormal(half, torch.zeros(1), torch.ones(1)).log_prob(torch.tensor([0.0])).exp()   # 2 / sqrt(2 π)
@@ -181,9 +182,7 @@ class TruncatedNormal(_Estimated):
 
     def __init__(self, set: AffineSet, loc: Tensor, scale: Tensor):
         if set.n > 2:
-            raise ConstraintError(
-                f"TruncatedNormal knows the mass inside a set for 1 or 2 outputs, got {set.n}: use InteriorNormal."
-            )
+            raise ConstraintError(f"TruncatedNormal works for 1 or 2 outputs, got {set.n}: use InteriorNormal.")
         if "=" in set.row_kinds:
             raise ConstraintError("TruncatedNormal needs a set with an interior, got equalities: use InteriorNormal.")
         self.set, self.loc, self.scale = (set := set.like(loc, "loc")), loc, scale
@@ -198,7 +197,7 @@ class TruncatedNormal(_Estimated):
 
     @property
     def log_inside(self) -> Tensor:
-        """The logarithm of the Gaussian's mass inside the set, ``(...)``."""
+        """The logarithm of the mass of the Gaussian inside the set, ``(...)``."""
         return self._log_inside().to(self.loc.dtype)
 
     def _log_inside(self) -> Tensor:

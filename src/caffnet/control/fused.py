@@ -1,8 +1,8 @@
-"""Several operations as one node of the graph of derivatives, with their derivative written out.
+"""Several operations as one node of the autograd graph, with a formula for their derivative.
 
-A rollout is made of small operations, and going back through them one by one takes longer than their arithmetic.
-Where the derivative of a piece is known it becomes one node. Transforms, compilers and forward mode see the plain
-operations, and so do derivatives of derivatives: the written-out ones are a shorter way to the same numbers.
+A rollout is made of small operations, and back-propagation through them one by one takes longer than their arithmetic.
+If the derivative of a piece has a formula, the piece becomes one node. Transforms, compilers, forward mode and
+derivatives of derivatives use the plain operations: the formula is a faster way to the same numbers.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from torch import Tensor
 
 from caffnet._solve.tracing import in_forward_mode, may_branch, no_autocast
 
-#: ``(*inputs) -> (outputs, kept)``; what is kept helps to go back.
+#: ``(*inputs) -> (outputs, kept)``; `kept` are tensors for the backward pass.
 Function: TypeAlias = Callable[..., tuple[tuple[Tensor, ...], tuple[Tensor, ...]]]
 #: ``(kept, *gradients of outputs) -> gradients of inputs``.
 PullBack: TypeAlias = Callable[..., tuple[Tensor | None, ...]]
 
 
 def fused(function: Function, pull_back: PullBack, *given: Tensor) -> tuple[Tensor, ...]:
-    """The outputs of a function as one node, where a derivative is wanted and nobody needs to look inside."""
+    """Return the outputs of a function, as one node if a derivative is needed and no transform or compiler runs."""
     wanted = torch.is_grad_enabled() and any(t.requires_grad for t in given)
     if not wanted or in_forward_mode() or not may_branch(*given):
         return function(*given)[0]

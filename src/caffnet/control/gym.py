@@ -37,8 +37,8 @@ class ControlEnv(gymnasium.Env[np.ndarray, np.ndarray]):
         lower: lower limits of the input, ``(n_u,)`` or one for all.
         upper: upper limits of the input.
         barrier: functions that should stay >= 0; ``info["barrier"]`` holds the smallest.
-        done: ``x -> bool``, whether the goal is reached; never if None.
-        steps: the episode is cut after so many steps.
+        done: ``x -> bool``, True when the goal is reached; never if None.
+        steps: the episode is truncated after this number of steps.
         dt: time between inputs.
     """
 
@@ -72,7 +72,7 @@ class ControlEnv(gymnasium.Env[np.ndarray, np.ndarray]):
         return self._x.numpy().copy(), self._info()
 
     def step(self, action: np.ndarray):
-        """Apply the input ``(n_u,)``, saturated to its limits, for one time step."""
+        """Apply the input ``(n_u,)``, clipped to its limits, for one time step."""
         if self._left <= 0:
             raise ConstraintError("The episode is over, or none was started: call reset() first.")
         space = self.action_space
@@ -91,8 +91,8 @@ class ControlEnv(gymnasium.Env[np.ndarray, np.ndarray]):
 class SafeActions(gymnasium.Wrapper[np.ndarray, np.ndarray, np.ndarray, np.ndarray]):
     """Replaces every action by the nearest one that satisfies the constraints at the present observation.
 
-    The limits of the action space count as constraints: an action that the environment saturates is no longer the safe
-    one. A wrapper that changes actions, such as ``ClipAction``, belongs around this one, not inside.
+    The limits of the action space count as constraints: an action that the environment clips is no longer the safe one.
+    A wrapper that changes actions, such as ``ClipAction``, must be outside this one, not inside.
 
     Args:
         env: any environment with box observations and actions ``(n,)``; of a vector environment, all are filtered in
@@ -106,11 +106,11 @@ class SafeActions(gymnasium.Wrapper[np.ndarray, np.ndarray, np.ndarray, np.ndarr
     every inequality after rounding too, unless the set has no room for that. ``info["filtered"]`` tells whether it
     differs from the agent's, and ``info["status"]`` is its `Status`. Where no action within the limits is safe, an
     `InfeasibleError` is raised, or with ``on_infeasible="nearest"`` the one of least violation within the limits is
-    taken (RELAXED). Soft rows give way as they say; the limits of the space never do.
+    taken (RELAXED). Soft rows may give way; the limits of the space never do.
     """
 
     def __new__(cls, env: Any, *args: Any, **options: Any):
-        """For a vector environment, the wrapper of such."""
+        """Return a `SafeVectorActions` for a vector environment."""
         if isinstance(env, gymnasium.vector.VectorEnv):
             return SafeVectorActions(env, *args, **options)
         return super().__new__(cls)
@@ -148,9 +148,9 @@ class SafeActions(gymnasium.Wrapper[np.ndarray, np.ndarray, np.ndarray, np.ndarr
 class SafeVectorActions(gymnasium.vector.VectorWrapper):
     """`SafeActions` for a vector environment: one call filters the actions ``(envs, n)`` of all.
 
-    Arguments as of `SafeActions`; `state` takes the observations of all environments and gives states
-    ``(envs, n_x)``. In `info`, ``"action"``, ``"filtered"`` and ``"status"`` have one entry per environment. Where an
-    episode has just ended and the next step is its reset, the action is not looked at, as the environment does not.
+    The arguments are those of `SafeActions`; `state` takes the observations of all environments and returns states
+    ``(envs, n_x)``. In `info`, ``"action"``, ``"filtered"`` and ``"status"`` have one entry per environment. If an
+    episode has just ended and the next step resets it, the action is ignored, as the environment ignores it too.
     """
 
     def __init__(
@@ -188,14 +188,14 @@ class SafeVectorActions(gymnasium.vector.VectorWrapper):
 
 
 class ActionFilter:
-    """Actions ``(..., n)`` and observations to safe actions, in the number type of a space.
+    """Maps actions ``(..., n)`` and observations to safe actions, in the number type of the action space.
 
     Args:
-        space: of the actions of one environment.
-        constraint: see `SafeActions`, as for the others.
-        state: of an observation.
-        warm_start: of the layer.
-        options: of the layer.
+        space: the action space of one environment.
+        constraint: as in `SafeActions`.
+        state: as in `SafeActions`.
+        warm_start: as in `CAffine`.
+        options: options of the layer.
     """
 
     def __init__(
@@ -236,12 +236,12 @@ class ActionFilter:
     def __call__(
         self, wanted: np.ndarray, observed: Any, alive: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The actions to take ``(..., n)``, whether they differ from those wanted, and their status.
+        """Return the actions to take ``(..., n)``, a mask of those that differ from `wanted`, and their status.
 
         Args:
             wanted: float64, ``(..., n)``.
-            observed: what `state` reads.
-            alive: which of the samples to look at; all if None. The others are only clipped.
+            observed: observations, the input of `state`.
+            alive: mask of the samples to filter; all if None. The others are only clipped.
         """
         kind = self.space.dtype
         x = _as_states(observed if self.state is None else self.state(observed))
@@ -277,12 +277,12 @@ class ActionFilter:
 
 
 def round_inwards(answer: Projection, kind: Any) -> np.ndarray:
-    """The answer in another number type, with no row broken by the rounding where there is room.
+    """Round the answer to another number type, without breaking a row if there is room.
 
     Rounding moves ``a_i u`` by at most ``eps |a_i| |u|``. Where that breaks a row, the answer is projected into the set
     whose inequalities are tightened by twice as much, and rounded again: then it may move and still satisfies all rows.
 
-    Soft rows have no say where they gave way, nor rows with a weight anywhere.
+    Soft rows that gave way, and all rows with a weight, are ignored.
 
     Args:
         answer: float64.
@@ -322,12 +322,12 @@ def round_inwards(answer: Projection, kind: Any) -> np.ndarray:
 
 @functools.lru_cache(maxsize=1024)
 def _marked(kinds: str, kind: str) -> np.ndarray:
-    """Which rows are of a kind, ``(m,)``."""
+    """Return a mask ``(m,)`` of the rows of a kind."""
     return np.array([each == kind for each in kinds])
 
 
 def _all(mask: Any) -> bool:
-    """Check whether all are true; of a few numbers, in half the time of ``mask.all()``."""
+    """Return True if all are true; for a few numbers in half the time of ``mask.all()``."""
     return np.count_nonzero(mask) == mask.size
 
 
@@ -343,7 +343,7 @@ def _as_states(given: Any) -> Any:
 
 
 def _numbers(name: str, given: np.ndarray, *shape: int) -> np.ndarray:
-    """A copy as finite numbers of this shape. Any other is refused: it would broadcast."""
+    """Copy an array of finite numbers of this shape. Any other shape is refused, as it would broadcast."""
     numbers = np.array(given.detach().cpu().numpy() if isinstance(given, Tensor) else given, dtype=np.float64)
     if numbers.shape != shape:
         raise ConstraintError(f"The {name} must have shape {shape}, got {numbers.shape}.")

@@ -1,6 +1,6 @@
-r"""Barriers of higher relative degree, with their gradient written out.
+r"""Barriers of higher relative degree, with formulas for their gradients.
 
-If ``L_g h = 0`` everywhere (a position limit on a mass that is moved by forces) the rows of h say nothing about the
+If ``L_g h = 0`` everywhere (a position limit on a mass that is moved by forces), the rows of h do not depend on the
 input. But ``dh/dt = L_f h``, and keeping
 
     ψ(x) = L_f h(x) + α(h(x)) >= 0        keeps  h >= 0,
@@ -9,13 +9,13 @@ as ψ >= 0 is ``dh/dt >= -α(h)``. The input acts on ψ, or on the next ψ made 
 
     ∇ψ = ∇²h f + ∇h ∂f/∂x + α'(h) ∇h,
 
-three terms that the barrier (`evaluate_along`), the system (`pull_back`) and α (`slope`) know: no differentiation per
-step for the shapes and systems of this package. For an order more it takes ``∇²ψ w`` (w the drift), by the product rule
-again:
+three terms that the barrier (`evaluate_along`), the system (`pull_back`) and α (`slope`) compute: no automatic
+differentiation for the shapes and systems of this package. The next order needs ``∇²ψ w`` (w the drift), by the product
+rule again:
 
     ∇²ψ w = ∇³h f w + ∇²h (∂f/∂x w) + (∇²h w) ∂f/∂x + ∇h ∂²f/∂x² w + α''(h) (∇h w) ∇h + α'(h) ∇²h w.
 
-From the fourth order on the derivatives are automatic.
+From the fourth order on, automatic differentiation is used.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class HighOrder(Barrier):
     """A barrier that the input reaches only through the drift, raised by one order: ``L_f h + α(h)``.
 
     Use it in place of h, not beside it: the row of h is ``0 u <= ψ``, which every input satisfies or none. Start where
-    h and ψ are both >= 0. Where the input does reach h, ψ >= 0 says nothing about ``dh/dt``: that is refused.
+    h and ψ are both >= 0. If the input reaches h directly, ψ >= 0 does not bound ``dh/dt``: such an h is refused.
 
     Args:
-        barrier: functions with ``L_g h = 0``. Others stand beside: ``Stack(HighOrder(position, system), speed)``.
+        barrier: functions with ``L_g h = 0``. Stack other functions: ``Stack(HighOrder(position, system), speed)``.
         system: a system with drift.
         class_k: the α; `linear(1.0)` if None.
         samples: states ``(s, n_x)`` at which the relative degree is checked; random ones if None, an empty tensor for
@@ -91,7 +91,7 @@ class HighOrder(Barrier):
         return psi, first, torch.addcmul(change, slope, by_v)
 
     def lowered(self, margin: float) -> Barrier:
-        """Keep ``h >= margin``, not ψ: the margin belongs to the h at the bottom."""
+        """Return the barrier that keeps ``h >= margin``: the margin applies to the innermost h, not to ψ."""
         raised = copy.copy(self)  # checked already
         raised.barrier = self.barrier.lowered(margin)
         return raised

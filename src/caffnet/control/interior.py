@@ -4,22 +4,23 @@ r"""Bijections from $\mathbb{R}^d$ to the interior of an affine set, with their 
 
     γ(v) = max(0, max_i a_i v / (b_i - a_i c)),
 
-is how far ``c + v`` is on the way from c to the boundary: γ < 1 inside, γ = 1 on it, γ = 0 where the ray never meets
-it. The map keeps the ray and shortens the way,
+measures how far ``c + v`` is from c toward the boundary: γ < 1 inside, γ = 1 on the boundary, γ = 0 where the ray never
+meets it. The map keeps the ray and shortens the distance,
 
     u = c + k(γ(z)) z,    k(γ) = ρ(γ) / γ,    ρ = tanh,
 
-so ``γ(u - c) = ρ(γ(z)) < 1``: every z lands inside, every point inside has its one z, and near c nothing changes, so
-z is in the units of u. It is as smooth as ρ where one row is the nearest, and continuous where that changes.
+so ``γ(u - c) = ρ(γ(z)) < 1``: every z lands inside, every point inside has exactly one z, and near c the map is the
+identity, so z is in the units of u. It is as smooth as ρ where one row is nearest, and continuous where this row
+changes.
 
 Its Jacobian is ``k I + k'(γ) z ∇γᵀ``. As γ is homogeneous, ``∇γ z = γ``, and by the matrix determinant lemma
 
     det = k^(d-1) (k + k' γ) = k^(d-1) ρ'(γ):     log det = (d-1) log k(γ) + log(1 - tanh²γ).
 
-No derivative of the rows is needed. Equalities are solved first: ``u = c + N z`` with N orthonormal, and a density is
-one over the flat that they leave.
+No derivative of the rows is needed. Equalities are solved first: ``u = c + N z`` with N orthonormal, and densities are
+densities on the flat of the equalities.
 
-**Closed forms.** In a box every coordinate is mapped by itself, ``u = m + r tanh(z / r)``; on a simplex
+**Closed forms.** In a box every coordinate is mapped separately, ``u = m + r tanh(z / r)``; on a simplex
 ``u = total · softmax(z, 0)``. The image leaves out a thin shell (`tolerance.shell`), so that rounding breaks no row.
 """
 
@@ -45,7 +46,7 @@ FAR, TRIES = 2.0**12, 2
 
 
 class InSet(supports.Constraint):
-    """The points of an affine set, up to rounding: the support of a distribution."""
+    """The support of a distribution: the points of an affine set, up to rounding."""
 
     event_dim = 1  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
 
@@ -53,7 +54,7 @@ class InSet(supports.Constraint):
         self.set = set
 
     def check(self, value: Tensor) -> Tensor:
-        """Check whether each point is in the set, ``(...)``."""
+        """Return ``(...)``, True for points in the set."""
         return self.set.contains(value)
 
 
@@ -63,8 +64,8 @@ class RayTransform(Transform):
     Args:
         set: the set or sets, with batch axes or without; its interior must not be empty.
         centre: a point inside of each, ``(..., n)``; `interior_point` if None.
-        stuck: which of the sets have no interior, ``(...)``: there every z goes to the centre, and nothing is refused.
-            For policies that must act in every state.
+        stuck: mask ``(...)`` of the sets without an interior: for them every z is mapped to the centre, without an
+            error. For policies that must act in every state.
 
     >>> wedge = AffineSet.inequality([[1.0, 1.0], [-1.0, 0.0], [0.0, -1.0]], [1.0, 0.0, 0.0])
     >>> ray = RayTransform(wedge)
@@ -204,12 +205,12 @@ class SimplexTransform(Transform):
 
 
 def interior_transform(set: AffineSet) -> RayTransform | BoxTransform:
-    """The map into the interior of a set: coordinate by coordinate for a box, else along rays."""
+    """Return the map into the interior of a set: coordinate by coordinate for a box, else along rays."""
     return BoxTransform(set) if is_box(set) else RayTransform(set)
 
 
 def check_raw(name: str, z: Tensor, transform: Transform) -> None:
-    """Refuse points of another size than the map takes."""
+    """Refuse points of the wrong size."""
     d, set = getattr(transform, "d", None), getattr(transform, "set", None)
     if d is None or set is None or z.shape[-1:] == (d,):
         return
@@ -220,13 +221,14 @@ def check_raw(name: str, z: Tensor, transform: Transform) -> None:
 
 
 def interior_point(set: AffineSet, near: Tensor | None = None) -> Tensor:
-    r"""A point well inside of each set, ``(..., n)``: the centre of a largest ball, the one nearest to a point.
+    r"""Return a point well inside each set, ``(..., n)``: of the centres of largest balls, the nearest to a given
+    point.
 
-    $\max r$ with $a_i u + |a_i| r \le b_i$. As a projection: of ``(near, t)`` on this set of (u, r), with t so large
-    that a larger one finds no larger ball.
+    It solves $\max r$ with $a_i u + |a_i| r \le b_i$ by the projection of ``(near, t)`` on this set of (u, r), with t
+    so large that a larger t finds no larger ball.
 
-    An unbounded set may hold balls of any size. Then it is the point nearest to `near` that is the centre of a ball of
-    radius 1 in the units of the outputs (of a 4096th of its distance from the origin, if that is more).
+    An unbounded set may hold balls of any size. The result is then the point nearest to `near` that is the centre of a
+    ball of radius 1 in the units of the outputs (or of a 4096th of its distance from the origin, if that is more).
 
     Args:
         set: its interior must not be empty.
@@ -242,17 +244,19 @@ def interior_point(set: AffineSet, near: Tensor | None = None) -> Tensor:
     if empty.any():
         place = tuple(empty.nonzero()[0].tolist()) if set.batch_shape else ()
         raise ConstraintError(
-            f"The set has no interior ({int(empty.sum())} of {empty.numel()} samples, first {place}), so nothing "
-            "can be spread over it: look for such states with caffnet.control.audit, or relax its rows."
+            f"The set has no interior ({int(empty.sum())} of {empty.numel()} samples, first {place}), so a "
+            "distribution cannot spread over it: look for such states with caffnet.control.audit, or relax its rows."
         )
     return centre.to(typed(set).dtype)
 
 
 def depth(set: AffineSet) -> Tensor:
-    """The radius of the largest ball inside of each set, ``(...)``, float64; of an empty one, minus the least excess.
+    """Return the radius of the largest ball inside each set, ``(...)``, float64; for an empty set, minus the least
+    excess.
 
-    That is the least number by which every row, of length one, must give way. Minus infinity where none helps: a row
-    of zeros, or equalities, that cannot hold. Infinity where balls of any size fit.
+    The least excess is the smallest amount by which all rows, scaled to length one, must give way. The depth is minus
+    infinity if no amount helps (a row of zeros, or equalities, that cannot hold), and infinity if balls of any size
+    fit.
 
     >>> depth(AffineSet.inequality([[1.0], [-1.0]], [[1.0, 1.0], [-1.0, -1.0]]))
     tensor([ 1.0000, -1.0000], dtype=torch.float64)
@@ -261,11 +265,11 @@ def depth(set: AffineSet) -> Tensor:
 
 
 def largest_ball(set: AffineSet, near: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Centres ``(..., n)`` and radii ``(...)``, float64; infinite radii where balls of any size fit.
+    """Return centres ``(..., n)`` and radii ``(...)`` of largest balls, float64; infinite radii where any size fits.
 
-    No ball is larger than the largest distance from a point of the set to one of its rows, if there is a largest ball:
-    its rows hold each other in balance, ``Σ λ_i a_i = 0`` with ``Σ λ_i |a_i| = 1``, and its radius is the mean
-    ``Σ λ_i (b_i - a_i u)`` of the distances from any point u. So a larger one proves that there are balls of any size.
+    If there is a largest ball, no ball is larger than the largest distance from a point of the set to one of its rows:
+    the rows that it touches are in balance, ``Σ λ_i a_i = 0`` with ``Σ λ_i |a_i| = 1``, and its radius is the mean
+    ``Σ λ_i (b_i - a_i u)`` of the distances from any point u. So a larger ball proves that balls of any size fit.
     """
     wide = set.to(torch.float64)
     start = torch.zeros(set.n, dtype=torch.float64, device=set.device) if near is None else near.double()
@@ -295,7 +299,7 @@ def largest_ball(set: AffineSet, near: Tensor | None) -> tuple[Tensor, Tensor]:
 
 
 def _room(set: AffineSet, point: Tensor) -> Tensor:
-    """The largest distance from points to a row, ``(..., 1)``; no less than rounding leaves of it."""
+    """Return the largest distance from points to a row, ``(..., 1)``, and at least its rounding error."""
     A, b, _ = inequalities(set)
     length = A.norm(dim=-1)
     distance = (b - (A @ point.unsqueeze(-1)).squeeze(-1)).abs() / torch.where(length > 0, length, 1.0)
@@ -306,24 +310,24 @@ def _room(set: AffineSet, point: Tensor) -> Tensor:
 
 
 def _tightened(set: AffineSet, by: Tensor) -> AffineSet:
-    """The points of a set at this distance, ``(..., 1)``, from all of its inequalities."""
+    """Return the set of points that keep this distance, ``(..., 1)``, from all inequalities."""
     equal = torch.tensor([kind == EQUAL for kind in set.row_kinds], device=set.device)
     room = torch.where(equal, 0.0, by * set.A.norm(dim=-1))
     return AffineSet.from_parts(set.A, set.lower + room, set.upper - room, set.labels, set.row_kinds)
 
 
 def is_inside(set: AffineSet, point: Tensor) -> Tensor:
-    """Check whether points ``(..., n)`` satisfy every inequality with room to spare, ``(...)``."""
+    """Return ``(...)``, True for points ``(..., n)`` that satisfy every inequality with room to spare."""
     return (_slack(set, point) > 0).all(-1)
 
 
 def typed(set: AffineSet) -> AffineSet:
-    """The set in a number type: one written in plain lists takes torch's default."""
+    """Return the set with a definite number type: a set written in plain lists takes torch's default."""
     return set.to(torch.get_default_dtype()) if set.weak else set
 
 
 def is_box(set: AffineSet) -> bool:
-    """Check whether a set is a box with finite sides, row by row a coordinate."""
+    """Return True if a set is a box with finite sides, with one row per coordinate in order."""
     if set.m != set.n or set.row_kinds.strip(BOTH) or set.A.ndim != 2:
         return False
     finite = bool(set.lower.isfinite().all() and set.upper.isfinite().all())
@@ -331,7 +335,7 @@ def is_box(set: AffineSet) -> bool:
 
 
 def inequalities(set: AffineSet) -> tuple[Tensor, Tensor, list[int]]:
-    """Every inequality as ``a u <= b``: rows ``(..., m', n)``, bounds ``(..., m')``, and its row in the set."""
+    """Write inequalities as ``a u <= b``: rows ``(..., m', n)``, bounds ``(..., m')``, and their rows in the set."""
     above = [i for i, kind in enumerate(set.row_kinds) if kind in (UPPER, BOTH)]
     below = [i for i, kind in enumerate(set.row_kinds) if kind in (LOWER, BOTH)]
     A = torch.cat([set.A[..., above, :], -set.A[..., below, :]], -2)
@@ -341,7 +345,7 @@ def inequalities(set: AffineSet) -> tuple[Tensor, Tensor, list[int]]:
 
 
 def _lifted(set: AffineSet) -> AffineSet:
-    """The balls inside of a set, as a set of (centre, radius)."""
+    """Return the set of (centre, radius) of the balls inside a set."""
     A, b, _ = inequalities(set)
     balls = AffineSet.inequality(torch.cat([A, A.norm(dim=-1, keepdim=True)], -1), b)
     equal = [i for i, kind in enumerate(set.row_kinds) if kind == EQUAL]
@@ -357,7 +361,7 @@ def _slack(set: AffineSet, point: Tensor) -> Tensor:
 
 
 def _gauge_rows(set: AffineSet, centre: Tensor, stuck: Tensor | None) -> Tensor:
-    """``a_i / (b_i - a_i c)``, ``(..., m', n)``; a bound at infinity never stops a ray, nor a row one that is stuck."""
+    """``a_i / (b_i - a_i c)``, ``(..., m', n)``; zero for infinite bounds, and for sets that are stuck."""
     A, _, rows = inequalities(set)
     if not rows and FREE * set.m != set.row_kinds and EQUAL not in set.row_kinds:
         raise ConstraintError(f"{set} has no rows to stay inside of.")
@@ -373,7 +377,7 @@ def _gauge_rows(set: AffineSet, centre: Tensor, stuck: Tensor | None) -> Tensor:
 
 
 def _null_space(set: AffineSet) -> Tensor | None:
-    """An orthonormal basis of the directions that the equalities leave, ``(..., n, d)``; None for all."""
+    """Return an orthonormal basis of the directions that the equalities allow, ``(..., n, d)``; None for all."""
     equal = [i for i, kind in enumerate(set.row_kinds) if kind == EQUAL]
     if not equal:
         return None
@@ -382,7 +386,7 @@ def _null_space(set: AffineSet) -> Tensor | None:
     if len(equal) > set.n or not (diagonal > tolerance.rank(set.dtype, set.n) * diagonal.amax(-1, keepdim=True)).all():
         raise ConstraintError("The equalities depend on each other: leave out those that follow from the rest.")
     if len(equal) == set.n:
-        raise ConstraintError("The equalities leave a single point: there is nothing to spread over.")
+        raise ConstraintError("The equalities leave a single point: a distribution cannot spread over it.")
     return Q[..., len(equal) :]
 
 

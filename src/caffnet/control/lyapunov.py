@@ -1,7 +1,7 @@
-"""Control Lyapunov functions: rows that drive a state to its goal, and give way where safety asks for it.
+"""Control Lyapunov functions: rows that drive a state to its goal, and give way where safety requires it.
 
 V >= 0 is zero at the goal. It falls along the system if ``L_f V + L_g V u <= -α(V)``, which is the row of the barrier
-``h = -V`` for an odd α. Beside barriers it must be able to give way: it is soft, at the price of a weight (CLF-CBF).
+``h = -V`` for an odd α. Barriers come first, so this row is soft, at the price of a weight (CLF-CBF).
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from caffnet.errors import ConstraintError
 
 
 class LyapunovConstraint:
-    r"""The inputs that make V fall, $x \mapsto \{u : L_f V(x) + L_g V(x) u \le -\alpha(V(x)) + slack\}$.
+    r"""The set of inputs that make V fall, $x \mapsto \{u : L_f V(x) + L_g V(x) u \le -\alpha(V(x)) + slack\}$.
 
     Join it with barriers: ``lambda x: safe(x) & goal(x)``. The nearest input then minimises
     ``1/2 |u - f|² + 1/2 weight slack²`` within the barriers and the limits.
 
     Args:
         system: the dynamics.
-        function: V, such as a `Quadratic`; a `Barrier` for its derivatives, or any function as in `FunctionBarrier`.
+        function: V: a `Quadratic`, another `Barrier` with its derivatives, or any function as in `FunctionBarrier`.
         class_k: the α, an odd function; `linear(1.0)` if None, for an exponential decay.
         weight: the price of falling more slowly, positive: one number, or one per function; differentiable.
         samples: as in `BarrierConstraint`.
@@ -62,7 +62,7 @@ class LyapunovConstraint:
 
 
 class Quadratic(Barrier):
-    """``V(x) = (x - centre)ᵀ P (x - centre)`` with P positive definite; its derivatives are written out.
+    """``V(x) = (x - centre)ᵀ P (x - centre)`` with P positive definite, and formulas for its derivatives.
 
     Args:
         matrix: P, ``(n_x, n_x)``; only its symmetric part counts.

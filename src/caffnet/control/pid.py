@@ -23,7 +23,7 @@ class PID:
     r"""$K_p e + K_i \int e + K_d \dot e$ per component, for a batch of errors.
 
     The integral is a sum of rectangles that includes the present error; the derivative is a backward difference, with
-    0 as the error before the first. The memory is outside of autograd: gradients flow through the present error only.
+    0 as the error before the first. The memory is not differentiated: gradients flow through the present error only.
 
     Args:
         kp: proportional gains, one per component.
@@ -68,7 +68,7 @@ class PID:
             )
         total = total + self.dt * now
         self._memory = (total, now)
-        # What the present error counts by, and what the past does.
+        # The factor of the present error, and the terms of the past.
         by_error, by_total, by_last = self._factors.to(error).unbind()
         return torch.addcmul(torch.addcmul(by_total * total, by_last, last), by_error, error)
 

@@ -23,9 +23,10 @@ KINDS = {"interior": InteriorNormal, "projected": ProjectedNormal, "truncated": 
 
 
 class InteriorActor(nn.Module):
-    """A deterministic policy whose actions lie inside the set: the output of a network, by a bijection.
+    """A deterministic policy whose actions lie strictly inside the set: a bijection maps the output of a network into
+    it.
 
-    Unlike a projection it never loses its gradient at a corner; like one it changes nothing near the middle.
+    Unlike a projection, it never loses its gradient at a corner; like a projection, it changes little near the centre.
 
     Args:
         backbone: ``x -> z``, ``(..., d)``, d = n minus the equalities: the action as seen from the centre of the set.
@@ -58,7 +59,7 @@ class StochasticPolicy(nn.Module):
         backbone: ``x -> (mean, log deviation)``, ``(..., 2 d)``.
         constraint: an `AffineSet`, or any function ``x -> AffineSet``.
         kind: ``"interior"``, ``"projected"`` or ``"truncated"``, see `caffnet.control.distributions`.
-        log_std_range: the log deviations are kept within.
+        log_std_range: limits of the log deviations.
 
     >>> policy = StochasticPolicy(nn.Linear(3, 4), AffineSet.box(-1.0, 1.0, dim=2))
     >>> action, score = policy(torch.zeros(5, 3)).rsample_with_log_prob()
@@ -86,7 +87,7 @@ class StochasticPolicy(nn.Module):
 
 
 def set_at(constraint: AffineSet | Callable[[Any], AffineSet], x: Any) -> AffineSet:
-    """The set at x, without gradient: where the set is does not depend on the policy."""
+    """Return the set at x, without gradient: the set does not depend on the policy."""
     if isinstance(constraint, AffineSet):
         return constraint
     with torch.no_grad():

@@ -7,8 +7,8 @@ Along the system the barrier changes as ``dh/dt = ∂h/∂t + L_f h + L_g h u``.
 then h can decay towards zero but never cross it: a state that starts safe stays safe. The condition is affine in `u`,
 one row per function: ``-L_g h(x) u <= L_f h(x) + ∂h/∂t + α(h(x))``.
 
-The argument is for inputs that change at every instant, on the system as it is modelled. For inputs that are held and
-for disturbances the rows keep something back: see `reserve` and `disturbance` of `BarrierConstraint`, and `sampled`.
+This holds for inputs that change at every instant, and for the system as modelled. For inputs that are held and for
+disturbances the rows need a reserve: see `reserve` and `disturbance` of `BarrierConstraint`, and `sampled`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ _HALF = (torch.float16, torch.bfloat16)
 
 
 class BarrierConstraint:
-    r"""The inputs that keep a system safe, $x \mapsto \{u : -L_g h(x) u \le L_f h(x) + \alpha(h(x)),\; u \in U\}$.
+    r"""The set of inputs that keep a system safe, $x \mapsto \{u : -L_g h(x) u \le L_f h(x) + \alpha(h(x)),\; u \in
+    U\}$.
 
     Use it wherever the library takes a function ``x -> AffineSet``: in `CAffine`, in `CAffNet`, or in `SafetyFilter`.
 
@@ -49,12 +50,12 @@ class BarrierConstraint:
         inputs: limits on the input that hold everywhere, as an `AffineSet` in ``R^n_u``. They are hard. Where no input
             within them is safe, barriers give way if ``on_infeasible="nearest"`` is asked for, with the status RELAXED:
             by the least largest violation that the limits allow. Else they are hard too, and that raises or is NaN.
-        margin: keep ``h >= margin``; under a `HighOrder` too it is the h at the bottom that keeps it.
+        margin: keep ``h >= margin``; with a `HighOrder`, for the innermost h.
         reserve: keep ``dh/dt + α(h) >= reserve``, one number or one per function: what may be lost while an input is
             held, see `hold_reserve`.
         disturbance: a velocity ``w`` with ``|w_i| <= disturbance_i`` may be added to the system, one number or one per
-            state: the rows hold for the worst, which costs ``Σ_i |∂h/∂x_i| disturbance_i``. Under a `HighOrder` it must
-            not reach what lies below: that is refused.
+            state: the rows hold for the worst case, which costs ``Σ_i |∂h/∂x_i| disturbance_i``. One that acts
+            directly on the function inside a `HighOrder` is refused.
         samples: states ``(s, n_x)`` at which the relative degree is checked, and that a `HighOrder` was built on the
             same system; random ones if None, an empty tensor for no check. With a moving barrier they have the time as
             last entry.
@@ -111,14 +112,14 @@ class BarrierConstraint:
         return AffineSet.from_parts(rows, same.lower, bound, same.names, same.kinds, None, same.softness)
 
     def within(self, limits: AffineSet) -> BarrierConstraint:
-        """The same rows with these limits on the input too."""
+        """Return the constraint with more limits on the input."""
         other = copy.copy(self)
         other.inputs = limits if self.inputs is None else self.inputs.to(limits.device, limits.dtype) & limits
         other._same = {}
         return other
 
     def _rows(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """``-L_g h`` ``(..., k, n_u)`` and the bound ``(..., k)``."""
+        """Return ``-L_g h`` ``(..., k, n_u)`` and the bound ``(..., k)``."""
         value, gradient = self._kept.evaluate(x)
         bound = self.class_k(value)
         drifting = self._system.along_drift(gradient, x)
@@ -130,7 +131,7 @@ class BarrierConstraint:
         return -self._system.along_input(gradient, x), bound
 
     def _states(self, x: Tensor | Sequence[Tensor], t: Tensor | float | None) -> Tensor:
-        """The states as the barrier sees them."""
+        """Return the states as the barrier takes them, with the time if it moves."""
         if isinstance(x, tuple) and len(x) == 2:
             x, t = x
         check_states("x", x, self.system.n_x)  # pyright: ignore[reportArgumentType]
@@ -142,7 +143,7 @@ class BarrierConstraint:
         return with_time(x, t)
 
     def _same_for(self, bound: Tensor) -> _Same:
-        """All that does not depend on the state, for bounds of this shape, number type and device."""
+        """Return the data that do not depend on the state, for bounds of this shape, number type and device."""
         key = (bound.dtype, bound.device, bound.shape)
         if not is_compiling() and key in self._same:
             return self._same[key]
@@ -161,14 +162,14 @@ class BarrierConstraint:
         made = _Same(A, lower, upper, names, kinds, softness)
         # What a graph is made of must not leave it, nor what inference mode has made.
         if not is_compiling() and is_concrete(lower) and not lower.is_inference():
-            if len(self._same) > 64:  # batches of ever new sizes
+            if len(self._same) > 64:  # for batches whose size changes in every call
                 self._same.clear()
             self._same[key] = made
         return made
 
 
 class _Same(NamedTuple):
-    """What is the same in all states: the limits on the input, the lower bounds of all rows, and what rows are."""
+    """Data that do not depend on the state: limits on the input, lower bounds of all rows, kinds and names of rows."""
 
     A: Tensor | None
     lower: Tensor
@@ -182,13 +183,14 @@ class SafetyFilter(nn.Module):
     """A policy whose inputs are replaced by the nearest safe ones.
 
     Args:
-        policy: any function ``x -> u``: a controller, a trained network, a human's joystick. What it returns is used in
-            the number type and on the device of the state; of a state in half precision, in float32: half cannot keep a
+        policy: any function ``x -> u``: a controller, a trained network, a joystick. Its result is converted to the
+            number type and device of the state; for a state in half precision to float32, as half cannot keep a
             constraint.
         constraint: the safe inputs at each state, a `BarrierConstraint` or any function ``x -> AffineSet``.
         timed: the policy takes the time too, ``(x, t) -> u``.
         **options: for the layer, as in `caffnet.project`. With ``on_infeasible="nearest"``, where no input is safe,
-            the barriers of a `BarrierConstraint` give way and its `inputs` do not: no actuator does more.
+            the barriers of a `BarrierConstraint` give way and its `inputs` do not: actuators cannot exceed their
+            limits.
 
     >>> from caffnet.control import OutsideCircles, Unicycle
     >>> safe = BarrierConstraint(Unicycle(), OutsideCircles([[2.0, 0.0]], [1.0]))
@@ -214,11 +216,11 @@ class SafetyFilter(nn.Module):
         return wanted if self.layer.passes else self._filter(wanted, x, t).value
 
     def project(self, x: Tensor, t: Tensor | float | None = None) -> Projection:
-        """As `forward`, with the evidence: whether the filter had to act, and which rows stopped it."""
+        """Do the same as `forward`, with diagnostics: the status, and the rows that stopped the input."""
         return self._filter(self._wanted(x, t), x, t)
 
     def reset(self) -> None:
-        """Start a new rollout: forwarded to a policy with memory."""
+        """Start a new rollout: resets a policy that has memory."""
         if hasattr(self.policy, "reset"):
             self.policy.reset()  # type: ignore[attr-defined]
 
@@ -234,12 +236,12 @@ class SafetyFilter(nn.Module):
 
 
 def before_limits(rows: AffineSet) -> AffineSet:
-    """The rows, which give way before limits do if the nearest point is asked for, unless they say what gives way."""
+    """Mark the rows to give way before the limits with ``on_infeasible="nearest"``, unless some are soft already."""
     return rows.soft(when="nearest") if rows.softness is None else rows
 
 
 def explain(error: InfeasibleError) -> InfeasibleError:
-    """The same error; where the input does not reach a barrier, it says so.
+    """Return the error, with a note if the input does not reach a barrier.
 
     A conflict has ``Σ μ_i a_i = 0``: if it is one row, that row is zero, ``L_g h = 0``. A bound at the wrong infinity
     is a conflict by itself, whatever its row.
@@ -258,7 +260,7 @@ def explain(error: InfeasibleError) -> InfeasibleError:
 
 
 def check_undisturbed(barrier: Barrier, disturbance: Tensor, samples: Tensor | None) -> None:
-    """Refuse a disturbance that reaches what lies under a `HighOrder`: ψ >= 0 would no longer keep h >= 0."""
+    """Refuse a disturbance that acts directly on the h inside a `HighOrder`: ψ >= 0 would no longer keep h >= 0."""
     for raised in _raised(barrier):
         below = raised.barrier
         n = len(disturbance) + below.moving
@@ -267,12 +269,13 @@ def check_undisturbed(barrier: Barrier, disturbance: Tensor, samples: Tensor | N
         if reached is not None and reached.any():
             raise ConstraintError(
                 f"The disturbance acts directly on a function under HighOrder ({', '.join(below.names or ('h',))}), "
-                "which its rows cannot make up for: give one of the states that the input moves, 0 for others."
+                "which its rows cannot compensate for: give a disturbance of the states that the input moves, 0 for "
+                "the others."
             )
 
 
 def _raised(barrier: Barrier) -> list[HighOrder]:
-    """Every `HighOrder` inside of a barrier, itself included."""
+    """Return every `HighOrder` inside a barrier, including itself."""
     if isinstance(barrier, HighOrder):
         return [barrier, *_raised(barrier.barrier)]
     inside = getattr(barrier, "parts", None) or getattr(barrier, "barrier", None) or ()
@@ -281,7 +284,7 @@ def _raised(barrier: Barrier) -> list[HighOrder]:
 
 
 class _Felt:
-    """A disturbance as an actuation: one input per state that it moves."""
+    """A disturbance in the form of an actuation: one input per state that it moves."""
 
     def __init__(self, size: Tensor):
         self.size = size
@@ -291,7 +294,7 @@ class _Felt:
 
 
 def _not_negative(name: str, given: ArrayLike, size: int | None = None) -> Tensor:
-    """One number, or one per entry: finite and not negative."""
+    """Check one number, or one per entry: finite and not negative."""
     value = constant(name, given)
     if value.ndim > 1 or (size is not None and value.ndim == 1 and len(value) != size) or not (value >= 0).all():
         shape = "one per function" if size is None else f"{size} of them"

@@ -1,12 +1,12 @@
 r"""Inputs held between samples: the reserve that makes a sampled controller safe.
 
-A controller looks at the state every `dt` and holds its input until the next look. With
-``φ(x, u) = dh/dt + α(h)`` the barrier's condition is ``φ >= 0``; it is imposed at the looks, and must hold between
-them. While u is held, φ changes at the rate
+A controller samples the state every `dt` and holds its input until the next sample. With ``φ(x, u) = dh/dt + α(h)``
+the condition of the barrier is ``φ >= 0``; it is imposed at the samples and must hold between them. While u is held, φ
+changes at the rate
 
     φ̇(x, u) = ∂φ/∂x (f(x) + g(x) u),
 
-so that ``φ(x(t_k), u) >= dt · sup (-φ̇)`` keeps ``φ >= 0`` until the next look, and so ``h >= 0``. That supremum over
+so that ``φ(x(t_k), u) >= dt · sup (-φ̇)`` keeps ``φ >= 0`` until the next sample, and so ``h >= 0``. That supremum over
 the states and inputs in question, times `dt`, is the `reserve` of `BarrierConstraint`, one number per function. It is
 bounded by ``L M`` if φ has the Lipschitz constant L in x and the state is never faster than M.
 
@@ -14,11 +14,11 @@ bounded by ``L M`` if φ has the Lipschitz constant L in x and the state is neve
 
     φ(x, u) = L_f h + L_g h u + α(h) - Σ_i |∂h/∂x_i| δ_i  <=  dh/dt + α(h)      for every such w.
 
-The state moves with w, and so does φ between the looks, by as much as the worst w makes of it:
+Between the samples w moves the state, and so changes φ, at worst at the rate
 
     φ̇ = ∂φ/∂x (f + g u + w)  >=  ∂φ/∂x (f + g u) - Σ_i |∂φ/∂x_i| δ_i,
 
-which is the rate that the reserve is made for. In the bound ``L M`` the speed is at most ``|f + g u| + |δ|``.
+which is the rate that the reserve covers. In the bound ``L M`` the speed is at most ``|f + g u| + |δ|``.
 """
 
 from __future__ import annotations
@@ -56,19 +56,20 @@ def hold_reserve(
     Either from bounds that you know, a guarantee:
 
     Args:
-        constraint: without a reserve; its `inputs` bound what may be held, its `disturbance` what comes on top.
+        constraint: without a reserve; its `inputs` bound the held input, its `disturbance` the velocities that are
+            added.
         dt: how long an input is held.
-        lipschitz: of ``φ(·, u)`` for every admissible u, one number or one per function.
+        lipschitz: Lipschitz constant of ``φ(·, u)`` for every admissible u, one number or one per function.
         speed: a bound on ``|f + g u|`` (and, of a moving barrier, on the speed of the state with its time); the length
             of the disturbance is added.
 
     Or from samples, an estimate:
 
         lower: the box of states, ``(n_x,)``.
-        upper: its other corner.
-        times: the interval of time, of a moving barrier.
-        samples: how many states (Sobol points) are looked at, each with a random admissible input and an extreme one.
-        factor: on the largest rate that was seen, for those that were not.
+        upper: the other corner of the box.
+        times: the interval of time, for a moving barrier.
+        samples: number of states (Sobol points), each with a random admissible input and an extreme one.
+        factor: multiplies the largest rate that was seen, as larger rates may exist.
 
     >>> from caffnet.control import InsideBox, Integrator
     >>> box = AffineSet.box(-1.0, 1.0, dim=1)
@@ -81,7 +82,7 @@ def hold_reserve(
     if not 0 < dt < math.inf:
         raise ConstraintError(f"dt must be positive and finite, got {dt!r}.")
     if constraint.reserve is not None:
-        raise ConstraintError("The constraint has a reserve already: find it from the constraint without.")
+        raise ConstraintError("The constraint has a reserve already: call hold_reserve with the constraint without it.")
     known = lipschitz is not None and speed is not None
     if known == (lower is not None and upper is not None):
         raise ConstraintError("Give bounds (lipschitz and speed) or a box to sample (lower and upper), one of the two.")
@@ -146,13 +147,15 @@ def _held_inputs(constraint: BarrierConstraint, samples: int, dtype: torch.dtype
     """Admissible inputs, ``(samples, n_u)``: spread out, and at the corners, where a rate is mostly largest."""
     n_u = constraint.system.n_u
     if constraint.inputs is None:
-        raise ConstraintError("Without limits on the input no rate is bounded: give BarrierConstraint its inputs.")
+        raise ConstraintError(
+            "Without limits on the input the rates are not bounded: give BarrierConstraint its inputs."
+        )
     limits: AffineSet = constraint.inputs.to(dtype)
     bounds = torch.cat([side[side.isfinite()].abs() for side in (limits.lower, limits.upper)])
     size = (1 + bounds.max()) / limits.A.norm(dim=-1).min()  # of the set, roughly
     out = torch.randn(samples, n_u, dtype=dtype, generator=torch.Generator().manual_seed(0))
     corners = project(OUTSIDE * size * out, limits).value
     if corners.abs().max() > OUTSIDE / 4 * size:  # they lie as far out as what was projected
-        raise ConstraintError("The inputs are not bounded, so no rate is: give limits on every input.")
+        raise ConstraintError("The inputs are not bounded, so the rates are not: give limits on every input.")
     share = torch.rand(samples, 1, dtype=dtype, generator=torch.Generator().manual_seed(1))
     return [corners, share * corners + (1 - share) * corners.flip(0)]

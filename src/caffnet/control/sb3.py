@@ -3,14 +3,14 @@
     model = SAC(SafeSACPolicy, env, policy_kwargs={"constraint": rows})       # rows: observations -> AffineSet
 
 `rows` gets a float32 tensor of observations ``(batch, ...)`` and returns sets over the actions of the environment; the
-limits of the action space are added. The maps work in float32, so the environment may see a row broken by rounding, and
-what does not come from the policy is not constrained at all: random warm-up (``learning_starts``) and action noise. A
-`SafeActions` around the environment takes care of both; then replay buffers store what the agent asked for.
+limits of the action space are added. The maps work in float32, so rounding may break a row in the environment; and
+actions that do not come from the policy are not constrained: random warm-up (``learning_starts``) and action noise. Put
+`SafeActions` around the environment to cover both; replay buffers then store the actions that the agent asked for.
 
-An agent must act in every state, also where the rows leave no room: a set without an interior, or an empty one. There
-the interior heads take the action nearest to the middle of the limits that satisfies the rows, or that of least
-violation within the limits. It does not depend on the policy: it has no gradient, and as it has all of the probability
-its log-probability is 0. So such states teach the critic, and leave the actor as it is.
+An agent must act in every state, even if the set has no interior or is empty. There the interior heads take the action
+nearest to the middle of the limits that satisfies the rows, or the one of least violation within the limits. It does
+not depend on the policy, so it has no gradient; its probability is one and its log-probability 0. The critic learns
+from such states, the actor does not.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ HEADS = ("interior", "project")
 
 
 class ActionSets:
-    """Observations to sets of actions, within the limits of the action space.
+    """Maps observations to sets of actions within the limits of the action space.
 
     Args:
         constraint: observations ``(batch, ...)`` to sets over the actions of the environment, or one set.
         space: the action space, a box.
         scaled: over actions that are scaled to [-1, 1], as actors of SAC and TD3 give them.
-        centre: actions inside of the sets, a function of the observations or one for all; `interior_point` finds them
-            if None, at the cost of a few projections, and where the one that is given is not inside.
+        centre: actions inside the sets, as a function of the observations or one for all. If None, or where the given
+            action is not inside, `interior_point` finds one, at the cost of a few projections.
     """
 
     def __init__(self, constraint: Rows, space: Any, scaled: bool, centre: Centre = None):
@@ -154,7 +154,7 @@ class _SACActor(SACActor):
     def __init__(self, *args: Any, constraint: Rows, centre: Centre, **kwargs: Any):
         super().__init__(*args, **kwargs)
         if self.use_sde:
-            raise ConstraintError("The policy has noise of its own: use it with use_sde=False.")
+            raise ConstraintError("The policy has its own noise: use it with use_sde=False.")
         self.sets = ActionSets(constraint, self.action_space, True, centre)
 
     def _distribution(self, obs: Any) -> InteriorNormal:
@@ -207,7 +207,7 @@ class SafePPOPolicy(ActorCriticPolicy):
     def __init__(self, *args: Any, constraint: Rows, centre: Centre = None, **kwargs: Any):
         super().__init__(*args, **kwargs)
         if self.use_sde:
-            raise ConstraintError("The policy has noise of its own: use it with use_sde=False.")
+            raise ConstraintError("The policy has its own noise: use it with use_sde=False.")
         self.constraint, self.centre = constraint, centre
         self.sets = ActionSets(constraint, self.action_space, False, centre)
 

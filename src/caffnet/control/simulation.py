@@ -34,12 +34,12 @@ def rk4(system: ControlAffine, x: Tensor, u: Tensor, dt: float) -> Tensor:
 
 
 def limit_gradient(x: Tensor, limit: float) -> Tensor:
-    """The same states ``(..., n_x)``; going back, each one's gradient is shortened to at most `limit`.
+    """Return the same states ``(..., n_x)``; in the backward pass, shorten each gradient to at most `limit`.
 
-    A rollout along constraints amplifies gradients now and then: at a contact the allowed speed is ``b(x)/a(x)``, and
-    a → 0 as the motion becomes tangential. Over many steps such factors multiply, until a few trajectories outweigh
-    all others. Limited at every step and for each trajectory alone, they keep their direction and the others their
-    weight. The cost's own scale tells a limit: how much it changes when all later states move by one.
+    A rollout along constraints can amplify gradients: at a contact the allowed speed is ``b(x)/a(x)``, and a → 0 as the
+    motion becomes tangential. Over many steps such factors multiply, until a few trajectories outweigh all others. The
+    limit applies at every step and to each trajectory separately: gradients keep their direction, and the other
+    trajectories keep their weight. A good limit is the change of the cost when all later states move by one.
 
     >>> x = torch.tensor([[1.0, 0.0], [300.0, 400.0]], requires_grad=True)
     >>> limit_gradient(x, 5.0).square().sum().backward()
@@ -57,9 +57,9 @@ def limit_gradient(x: Tensor, limit: float) -> Tensor:
 
 
 def _shortened(g: Tensor, limit: float) -> Tensor:
-    """Gradients ``(..., n_x)`` of length at most `limit`; one that is no number teaches nothing and becomes zero."""
+    """Shorten gradients ``(..., n_x)`` to length at most `limit`; NaN or infinite gradients become zero."""
     length = torch.linalg.vector_norm(g, dim=-1, keepdim=True)
-    if may_branch(g) and math.isfinite(float(length.sum())):  # as nearly always: numbers, and no square overflows
+    if may_branch(g) and math.isfinite(float(length.sum())):  # the usual case: no square overflows
         return g * (limit / length.clamp_min(limit))
     largest = g.abs().amax(-1, keepdim=True)
     known = largest.isfinite()
@@ -105,15 +105,15 @@ def rollout(
 
     Args:
         system: the dynamics.
-        policy: ``x -> u``; an input ``(n_u,)`` is that of all states. One with memory may have a ``reset()``, which is
-            called first.
+        policy: ``x -> u``; an input ``(n_u,)`` holds for all states. A policy with memory may have a ``reset()``, which
+            is called first.
         start: initial states, ``(..., n_x)``.
         steps: number of inputs.
         dt: time between inputs.
         integrate: one step of the dynamics.
-        limit: on the gradient with respect to each state that is passed on, see `limit_gradient`; None for none.
+        limit: largest length of the gradient with respect to each state, see `limit_gradient`; None for no limit.
         substeps: steps of the integrator between two inputs, all with the same input.
-        disturbance: a velocity ``(x, t) -> (..., n_x)`` that is added to the system's, held for one substep.
+        disturbance: a velocity ``(x, t) -> (..., n_x)`` that is added to that of the system, held for one substep.
         start_time: the time of the start.
         timed: the policy takes the time too, ``(x, t) -> u``, as a `SafetyFilter` of a barrier that moves.
 
@@ -158,7 +158,7 @@ def rollout(
 
 
 class _Disturbed(ControlAffine):
-    """A system with one more velocity, the same during a substep."""
+    """A system with an additional velocity that is constant during a substep."""
 
     def __init__(self, system: ControlAffine):
         super().__init__(system.n_x, system.n_u, system.drift, system.actuation)
@@ -170,7 +170,7 @@ class _Disturbed(ControlAffine):
 
 
 def _located(error: ConstraintError, step: int, time: float, x: Tensor) -> ConstraintError:
-    """The policy's error with the place where it happened: the first sample of an infeasible set, else one state."""
+    """Return the error of the policy with its place: the first sample with an infeasible set, else one state."""
     here, where = x, ""
     if isinstance(error, InfeasibleError) and error.samples and len(error.samples[0]) == x.ndim - 1:
         here, where = x[error.samples[0]], f" of sample {error.samples[0]}" if x.ndim > 1 else ""
@@ -194,7 +194,7 @@ def _check_finite(x: Tensor, before: Tensor, u: Tensor, step: int, time: float) 
 
 
 def check_steps(what: str, steps: int, dt: float) -> None:
-    """Refuse what is no number of steps, or no time between them."""
+    """Refuse a number of steps or a time between them that is not valid."""
     whole = isinstance(steps, numbers.Integral) and not isinstance(steps, bool)
     if not whole or steps < 1 or not 0 < dt < math.inf:
         raise ConstraintError(f"{what} needs whole steps >= 1 and a finite dt > 0, got steps={steps!r} and dt={dt!r}.")

@@ -1,4 +1,4 @@
-r"""The mass of a Gaussian inside an interval or a polygon, and points drawn from it: also far out in its tail.
+r"""The mass of a Gaussian inside an interval or a polygon, and samples from it, accurate far out in its tail too.
 
 **One output.** Beyond some 38 standard deviations Φ is zero in floating point, but ratios of Φ are not. With the nearer
 end of the interval at -β and ``Φ(z) = e^(-z²/2) erfcx(-z/√2) / 2``,
@@ -6,7 +6,7 @@ end of the interval at -β and ``Φ(z) = e^(-z²/2) erfcx(-z/√2) / 2``,
     log Φ(-β - d) - log Φ(-β) = -d (β + d/2) + log(erfcx((β + d)/√2) / erfcx(β/√2)),
 
 where nothing underflows and no large numbers cancel. A point is drawn by solving this for its depth d inside the
-interval, by Newton's method: the left side is concave, so every step after the first comes from the same side.
+interval with Newton's method: the left side is concave, so all steps after the first approach from the same side.
 
 **Two outputs.** With the first output fixed at s, the second one ranges over an interval ``[l(s), u(s)]``, the largest
 lower and the smallest upper of the rows there. So the mass is
@@ -37,13 +37,13 @@ from caffnet.errors import ConstraintError
 from caffnet.projection import project
 
 NODES, HALVINGS, NEWTON = 16, 60, 6
-#: The logarithm of no mass: a number, as infinity has no gradient; smaller than that of any mass.
+#: The logarithm used for zero mass: finite, as infinity has no gradient, and smaller than that of any mass.
 NOTHING = -1e30
-#: Where a Gaussian is cut off, in standard deviations from the mode: beyond, its share is less than float64 can tell.
+#: Cut-off of a Gaussian in standard deviations from the mode: the mass beyond is below the precision of float64.
 TAIL = 38.0
 #: Places on either side of the mode.
 STEPS = 8
-#: An end so many standard deviations beyond the nearer one, or beyond the mean, is no end.
+#: An end this many standard deviations beyond the nearer one, or beyond the mean, is ignored.
 BEYOND = 100.0
 ROOT = math.sqrt(0.5)
 
@@ -71,10 +71,10 @@ def in_deviations(end: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
 
 
 def truncated_sample(uniform: Tensor, loc: Tensor, scale: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """Points of a Gaussian within an interval, from uniform numbers, by its inverse distribution; float64.
+    """Draw points of a Gaussian within an interval from uniform numbers, by the inverse distribution; float64.
 
-    Beside the mean by Φ and its inverse; in the tail by the depth inside of the nearer end; in an interval so narrow
-    that the density is the same everywhere, evenly.
+    Near the mean by Φ and its inverse; in the tail by the depth from the nearer end; uniformly in an interval so narrow
+    that the density is constant.
     """
     a, b, flipped = _left((low - loc) / scale, (high - loc) / scale)
     share = uniform.clamp_min(torch.finfo(uniform.dtype).eps / 2)  # the mass between the point and the nearer end b
@@ -95,7 +95,7 @@ def truncated_sample(uniform: Tensor, loc: Tensor, scale: Tensor, low: Tensor, h
 
 
 def _left(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The interval, or its mirror image, whose nearer end is the upper one; and whether it was mirrored."""
+    """Return the interval or its mirror image, so that the upper end is the nearer one, and a mask of mirrored ones."""
     flipped = low + high > 0
     return torch.where(flipped, -high, low), torch.where(flipped, -low, high), flipped
 
@@ -107,12 +107,12 @@ def _fall(beta: Tensor, depth: Tensor) -> Tensor:
 
 
 def _slope(beta: Tensor, depth: Tensor) -> Tensor:
-    """How fast `_fall` falls: ``φ / Φ`` at -β - d."""
+    """The negative slope of `_fall`: ``φ / Φ`` at -β - d."""
     return math.sqrt(2 / math.pi) / torch.special.erfcx(ROOT * (beta + depth))
 
 
 def _is_flat(beta: Tensor, width: Tensor) -> Tensor:
-    """Check whether the density is the same all over an interval, up to what its mass can tell."""
+    """Return True where the density is constant over an interval, to the precision of its mass."""
     return width * beta.clamp_min(1) < tolerance.even(width.dtype)
 
 
@@ -124,7 +124,7 @@ def interval_of(set: AffineSet) -> tuple[Tensor, Tensor]:
     high = torch.where(a > 0, ends, math.inf).amin(-1)
     low = torch.where(a < 0, ends, -math.inf).amax(-1)
     if not (low < high).all() or not (b[(a == 0).expand_as(b)] >= 0).all():
-        raise ConstraintError("The set has no interior, so nothing can be spread over it: relax its rows.")
+        raise ConstraintError("The set has no interior, so a distribution cannot spread over it: relax its rows.")
     return low, high
 
 
@@ -223,9 +223,9 @@ class Polygon:
 
 
 def scaled_mode(set: AffineSet, loc: Tensor, scale: Tensor) -> Tensor:
-    """The point of largest density as seen from the mean, in standard deviations, ``(..., n)``.
+    """Return the point of largest density, measured from the mean in standard deviations, ``(..., n)``.
 
-    The nearest point of the set in that unit; of an empty one, the point of least violation.
+    It is the nearest point of the set in these units; of an empty set, the point of least violation.
     """
     A, mean = set.A * scale.unsqueeze(-2), (set.A @ loc.unsqueeze(-1)).squeeze(-1)
     seen = AffineSet.from_parts(A, set.lower - mean, set.upper - mean, set.labels, set.row_kinds)
@@ -234,7 +234,7 @@ def scaled_mode(set: AffineSet, loc: Tensor, scale: Tensor) -> Tensor:
 
 
 def _known(mass: Tensor) -> Tensor:
-    """Refuse a mass of which nothing is left."""
+    """Refuse a mass that underflows to zero."""
     if not (mass > NOTHING / 2).all():
         raise ConstraintError(
             "The mass of the Gaussian inside the set underflows: the set has no interior, or lies more than 1e15 "

@@ -2,7 +2,7 @@
 
     from caffnet.deploy import to_c, to_onnx, to_aot
 
-docs/guides/deployment.md says which one to take, and what was measured.
+docs/guides/deployment.md says which one to choose, with measurements.
 """
 
 from caffnet.deploy.aot import to_aot

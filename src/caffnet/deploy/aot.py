@@ -21,9 +21,9 @@ def to_aot(model: Source, folder: str | Path, *, inputs: Tensor | None = None) -
     ``CMakeLists.txt``. Every search, norm and mode is exported; what raises in Python raises in C++.
 
     Args:
-        model: a `CAffNet`, `CAffine` or set that ``torch.export`` can trace, with the function of its rows.
-        folder: where the files go; it is made. Files of these names in it are replaced.
-        inputs: samples x ``(B, ...)`` of the input. Random ones if None, where the network shows its shape.
+        model: a `CAffNet`, `CAffine` or set that ``torch.export`` can trace, including the function of its rows.
+        folder: the folder for the files; it is created. Files of the same names in it are replaced.
+        inputs: samples x ``(B, ...)`` of the input. Random ones if None, if the network determines their shape.
 
     Returns:
         The folder. The package takes x (a `CAffNet`), f (a layer or set), or f and x (a layer whose rows depend on x),

@@ -1,7 +1,7 @@
 """A straight-line program on numbers: one assignment each, as lines of C and as operations of torch.
 
-A number is known by its place in a list of expressions. Equal assignments stand once; those that no result needs are
-left out.
+A number is identified by its place in a list of expressions. Equal assignments are written once; those that no result
+needs are left out.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Result(NamedTuple):
 
 
 class Assignments:
-    """The list of expressions, and the assignments that compute them from an input ``x``."""
+    """A list of expressions, and the assignments that compute them from an input ``x``."""
 
     def __init__(self, x: Tensor):
         self.double = x.dtype == torch.float64
@@ -97,14 +97,14 @@ class Assignments:
         self.input_places = torch.tensor(places, dtype=torch.int64).reshape(x.shape)
 
     def place(self, expression: str) -> int:
-        """The place of an expression in the list; a new one where it is not there."""
+        """Return the place of an expression in the list; add it if it is missing."""
         if expression not in self.known:
             self.known[expression] = len(self.expressions)
             self.expressions.append(expression)
         return self.known[expression]
 
     def assign(self, name: str, *operands: int) -> int:
-        """The place of an operation of `TEMPLATES` on numbers; a line of C where it is new."""
+        """Return the place of an operation of `TEMPLATES` on numbers; add a line of C if it is new."""
         shorter = self._facts.shorter(name, operands)
         if shorter is not None:
             return self.assign(shorter[0], operands[0], self.constant(shorter[1]))
@@ -125,7 +125,7 @@ class Assignments:
         return self.known[text]
 
     def constant(self, number: float) -> int:
-        """The place of a number that depends on no input."""
+        """Return the place of a constant number."""
         text = number_text(number, self.double)
         place = self.place(f"({text})" if text.startswith("-") else text)
         self.numbers[place] = number
@@ -133,7 +133,7 @@ class Assignments:
         return place
 
     def _needed(self, results: Sequence[Result]) -> set[int]:
-        """The places that the results depend on."""
+        """Return the places that the results depend on."""
         needed = {place for result in results for place in result.places}
         for place, (_, _, read) in reversed(self.steps.items()):
             if place in needed:
@@ -141,7 +141,7 @@ class Assignments:
         return needed
 
     def write(self, results: Sequence[Result], names: Sequence[str]) -> list[str]:
-        """The lines of C, with the results in arrays of these names."""
+        """Return the lines of C, with the results in arrays of these names."""
         needed = self._needed(results)
         lines = [line for place, (_, line, _) in self.steps.items() if place in needed]
         for name, result in zip(names, results, strict=True):
@@ -149,7 +149,7 @@ class Assignments:
         return lines
 
     def compute(self, results: Sequence[Result], samples: Tensor) -> list[Tensor]:
-        """The results for samples ``(..., size)``, in torch."""
+        """Compute the results for samples ``(..., size)``, in torch."""
         needed, values = self._needed(results), {}
         for place, i in self.inputs.items():
             values[place] = samples[..., i]
@@ -169,7 +169,7 @@ class Assignments:
 
 
 def _operate(name: str, *operands: Tensor) -> Tensor:
-    """An operation of `TEMPLATES` in torch; the truth of a comparison is 1 or 0, as in C."""
+    """Compute an operation of `TEMPLATES` in torch; a comparison gives 1 or 0, as in C."""
     if name == "where":
         return torch.where(operands[0] != 0, *operands[1:])
     found = getattr(torch, name)(*operands)
@@ -177,7 +177,7 @@ def _operate(name: str, *operands: Tensor) -> Tensor:
 
 
 def number_text(x: float, double: bool = True) -> str:
-    """A number in C, exactly."""
+    """Write a number in C, exactly."""
     if math.isnan(x):
         return "NAN"
     if math.isinf(x):

@@ -40,7 +40,7 @@ from caffnet.projection import flatten, price_slacks, project_checked, soft_rows
 
 SOURCES = Path(__file__).parent / "sources" / "c"
 _TEMPLATES = ("policy.h", "policy.c", "test_policy.c", "CMakeLists.txt")
-#: Headers that the C files include, by name or by way of others: NAME.h beside them would be taken instead.
+#: Headers that the C files include, directly or indirectly: a NAME.h beside them would be included instead.
 # fmt: off
 _HEADERS = frozenset((
     "alloca", "assert", "complex", "ctype", "endian", "errno", "features", "fenv", "float", "inttypes", "iso646",
@@ -49,13 +49,13 @@ _HEADERS = frozenset((
     "wchar", "wctype",
 ))
 # fmt: on
-#: Targets that CMake has itself, and the library that the program is linked with.
+#: Targets that CMake reserves, and the library that the program is linked with.
 _TARGETS = frozenset(("all", "clean", "help", "install", "m", "package", "rebuild_cache", "test"))
 
 
 @functools.cache
 def _words_of_kernel() -> frozenset[str]:
-    """Beginnings of names in the C files: NAME_step of a policy must not meet one, nor NAME_ROWS a macro."""
+    """Prefixes of names in the C files: NAME_step of a policy must not begin like them, nor NAME_ROWS like a macro."""
     words: set[str] = set()
     for file in sorted([*build.HERE.glob("*.c"), *build.HERE.glob("*.h")]):
         for found in set(re.findall(r"[A-Za-z]\w*", file.read_text(encoding="utf-8"))):
@@ -71,28 +71,28 @@ def to_c(
     inputs: Tensor | None = None,
     name: str = "policy",
 ) -> Path:
-    """Write a policy as C11 that needs no Python, no allocation and no library but that of mathematics.
+    """Write a policy as C11 that needs no Python, no allocation and no library except libm.
 
     The folder has the kernel (``kernel/``), the numbers of the network and the set (``policy_data.c``), two functions
-    (``policy.h``), a test program with the answers of torch (``test_policy.c``), and ``CMakeLists.txt``. A step answers
-    with the value, its status, its active rows and its violation. All memory is one struct of a fixed size.
+    (``policy.h``), a test program with the answers of torch (``test_policy.c``), and ``CMakeLists.txt``. A step returns
+    the value, its status, its active rows and its violation. All memory is one struct of a fixed size.
 
     Args:
-        model: a `CAffNet` whose networks are made of Linear, ReLU, SiLU, Tanh and BatchNorm1d in a row; or a layer or a
-            set alone, which take the raw output. The rows may depend on the input: their function is then written in C
-            too, if it is made of common operations of torch (every barrier of `caffnet.control` is).
-        folder: where the files go; it is made. Files of these names in it are replaced.
-        inputs: x ``(B, ...)`` for the test program: states that the policy will meet. Random ones if None. Needed where
-            the rows depend on the input and the model is a layer alone.
-        name: begins the names of files, functions and types: two policies fit into one program.
+        model: a `CAffNet` whose networks are sequences of Linear, ReLU, SiLU, Tanh and BatchNorm1d; or a layer or a set
+            alone, which take the raw output. The rows may depend on the input: their function is then written in C
+            too, if it is made of common operations of torch (as every barrier of `caffnet.control` is).
+        folder: the folder for the files; it is created. Files of the same names in it are replaced.
+        inputs: x ``(B, ...)`` for the test program: typical inputs of the policy. Random ones if None. Needed if the
+            rows depend on the input and the model is a layer alone.
+        name: prefix of the names of files, functions and types, so that one program can have several policies.
 
     Returns:
         The folder.
 
     Raises:
-        ConstraintError: the model holds something that is not written in C.
+        ConstraintError: a part of the model cannot be written in C.
 
-    What is written is compared with torch at the inputs and near them, and refused if it differs.
+    The program is compared with torch at the inputs and near them, and refused if it differs.
     ``on_infeasible="raise"`` becomes the returned status: the value is NaN, as with ``"nan"``.
 
     >>> import tempfile
@@ -197,7 +197,7 @@ def _in_full(set: AffineSet) -> AffineSet:
 
 
 def _searched(set: AffineSet) -> dict[str, Tensor]:
-    """The tensors that the kernel gets, by their names: rows with a weight have a slack, an output of its own."""
+    """Return the tensors that the kernel gets, by name: rows with a weight have a slack, which is one more output."""
     parts = parts_of(set)
     if set.slacks:
         batch = set.batch_shape
@@ -209,18 +209,18 @@ def _searched(set: AffineSet) -> dict[str, Tensor]:
 
 
 def _status_instead(on_infeasible: str) -> str:
-    """C has no exceptions: what raises in Python is NaN and a status."""
+    """Replace errors by NaN and a status, as C has no exceptions."""
     return "nan" if on_infeasible == "raise" else on_infeasible
 
 
 def _names_at_one(rows: Callable[[Tensor], dict[str, Tensor]], x: Tensor) -> list[str]:
-    """The names of the tensors of the rows, asked for one sample."""
+    """Return the names of the tensors of the rows, for one sample."""
     try:
         return list(rows(x[0]))
     except IndexError as error:
         raise ConstraintError(
             f"The function of the rows fails for one sample x of shape {tuple(x[0].shape)}: {error}. Write x[..., i], "
-            "not x[:, i]: it reads a sample and a batch alike."
+            "not x[:, i]: it works for one sample and for a batch."
         ) from error
 
 
@@ -252,13 +252,13 @@ def _numbers(values: Iterable[float], double: bool) -> str:
 
 
 def _array(declaration: str, values: Tensor | None, double: bool) -> str:
-    """A constant array; of one number where it is empty, which C does not have."""
+    """Write a constant array; an empty one gets one number, as C has no empty arrays."""
     flat = [0.0] if values is None or not values.numel() else values.detach().double().reshape(-1).tolist()
     return f"{declaration}[] = {{\n{_numbers(flat, double)}\n}};"
 
 
 def _most_steps(policy: _Policy) -> tuple[str, str]:
-    """A bound on the work of a call, as an expression in C, and what it counts."""
+    """Return a bound on the work of a call, as an expression in C, and a text that says what it counts."""
     set, search = policy.set, policy.options.search
     size = set.n + set.slacks
     rounds = f"CAFFNET_ROUNDS({size}, {set.m})"
@@ -337,13 +337,13 @@ def _data_header(policy: _Policy) -> str:
 
 
 def _comment(text: str) -> str:
-    """Text that may stand in a comment: no comment begins or ends in it, and no sign is invisible."""
+    """Make a text safe inside a comment: without comment marks and invisible characters."""
     shown = "".join(sign if sign.isprintable() else " " for sign in text)
     return shown.replace("*/", "* /").replace("/*", "/ *").replace("??", "? ?")
 
 
 def _soft_text(policy: _Policy) -> str:
-    """The soft rows as C has them."""
+    """Write the soft rows in C."""
     marks = soft_rows(policy.set, policy.options)
     return f'"{marks}"' if marks else "NULL"
 
@@ -383,7 +383,7 @@ def _data(policy: _Policy) -> str:
 
 
 def _vectors(policy: _Policy) -> str:
-    """The answers of torch at the test inputs, one sample at a time, as a robot asks."""
+    """Compute the answers of torch at the test inputs, one sample at a time, as a robot would."""
     set, double = policy.set, policy.dtype == torch.float64
     with torch.no_grad():
         w, limit = policy.w, policy.layer.null_limit

@@ -1,4 +1,4 @@
-"""A comparison of what is written with torch, before it is written: an export never differs silently."""
+"""A comparison of an export with torch before it is written, so that no export differs silently."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Function = Callable[[Tensor], Sequence[Tensor]]
 def compare(written: Function, original: Function, x: Tensor, what: str) -> None:
     """Refuse a program that differs from torch at the samples ``(B, ...)``, or at random ones near them.
 
-    Both may be rounded, so a number is right if it is that of torch up to `tolerance.exported`, relative to the largest
-    of the results or 1, at some input that differs from x by as little: at a jump, either side will do.
+    Both are rounded, so a number is right if it equals that of torch up to `tolerance.exported`, relative to the
+    largest of the results or 1, at some input that differs from x by as little: at a jump, either side is accepted.
 
     Args:
         written: the program that will be exported, x to tensors ``(B, ...)``.
-        original: what it stands for, in torch.
+        original: the function in torch.
         x: the samples.
         what: the name of the results in messages.
 
@@ -78,7 +78,7 @@ def _near(x: Tensor) -> Tensor:
 
 
 def _try(function: Function, x: Tensor) -> Sequence[Tensor] | None:
-    """The results, or None where x is no input of the function."""
+    """Return the results, or None if the function does not accept x."""
     try:
         return function(x)
     except (ValueError, RuntimeError):
@@ -95,7 +95,7 @@ def _compare_at(written: Function, original: Function, x: Tensor, what: str) -> 
 
 
 def _lines(results: Sequence[Tensor], x: Tensor) -> Tensor:
-    """All results of each sample in one line, ``(B, ...)``."""
+    """Concatenate all results of each sample, ``(B, ...)``."""
     batch = len(x)
     return torch.cat([t.detach().reshape(batch, -1) for t in results], -1) if results else x.new_zeros(batch, 0)
 

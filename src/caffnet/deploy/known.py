@@ -1,15 +1,15 @@
-"""Numbers of a program that are known unless they are NaN, and what that saves.
+"""Numbers of a program that are known unless they are NaN, and the operations that this saves.
 
-Where one torch operation serves sets of unlike sizes, the smaller ones are filled up with infinite entries. Written out
-number by number, that leaves ``exp(-inf)``, ``exp(x - x)`` and ``log(1)``: 0, 1 and 0, but NaN where x is NaN or
-infinite. What takes their place is cheap, and NaN in it where it was NaN.
+If one torch operation handles sets of different sizes, the smaller ones are padded with infinite entries. Written out
+number by number, this gives ``exp(-inf)``, ``exp(x - x)`` and ``log(1)``: 0, 1 and 0, but NaN where x is NaN or
+infinite. They are replaced by cheap operations that are NaN in the same cases.
 """
 
 from __future__ import annotations
 
 import math
 
-#: What an operation on a number that is known becomes: the operation and its second operand.
+#: Replacements of operations on a known number: the cheap operation and its second operand.
 _SHORTER = {("exp", -math.inf): ("maximum", 0.0), ("exp", 0.0): ("add", 1.0), ("log", 1.0): ("sub", 1.0)}
 
 
@@ -21,15 +21,15 @@ class Known:
         self._same: dict[int, int] = {}  # the place of the same number, unless it is NaN
 
     def is_one(self, place: int) -> bool:
-        """Check whether the number at a place is 1, unless it is NaN."""
+        """Return True if the number at a place is 1, unless it is NaN."""
         return self._number_at(place) == 1.0
 
     def shorter(self, name: str, operands: tuple[int, ...]) -> tuple[str, float] | None:
-        """The cheap operation, and its second operand, that gives the same number as a function of the first."""
+        """Return the cheap operation and its second operand that give the same number as a function of the first."""
         return _SHORTER.get((name, self._number_at(operands[0])))
 
     def changes(self, name: str, second: int, before: tuple[str, int]) -> bool:
-        """Check whether an operation can change the result of the one before, whose second operand is known too."""
+        """Return True if an operation can change the result of the previous one, whose second operand is known too."""
         if before != (name, second):
             return True
         return not (name == "maximum" or (name == "add" and self._number_at(second) == 0.0))
@@ -40,7 +40,7 @@ class Known:
             self._number[place] = number
 
     def learn(self, place: int, name: str, operands: tuple[int, ...]) -> None:
-        """Remember what follows for the place of an operation."""
+        """Remember the number at the place of an operation, if it follows from known ones."""
         if name not in ("add", "sub", "mul", "div", "maximum"):
             return
         first, second = operands
@@ -58,7 +58,7 @@ class Known:
         return self._same.get(place, place)
 
     def _number_at(self, place: int) -> float:
-        """The number at a place, unless that is NaN; NaN where nothing is known."""
+        """Return the number at a place (unless it is NaN at run time), or NaN if it is not known."""
         return self._number.get(self._root(place), math.nan)
 
 

@@ -11,7 +11,7 @@ from caffnet.errors import ConstraintError
 
 ACTIVATIONS: dict[type[nn.Module], str] = {nn.ReLU: "RELU", nn.SiLU: "SILU", nn.Tanh: "TANH"}
 _FUNCTIONS = {"NONE": lambda z: z, "RELU": torch.relu, "SILU": nn.functional.silu, "TANH": torch.tanh}
-_SILENT = (nn.Identity, nn.Dropout)  # nothing happens in them once training is over
+_SILENT = (nn.Identity, nn.Dropout)  # they do nothing in evaluation
 
 
 class Dense(NamedTuple):
@@ -23,7 +23,7 @@ class Dense(NamedTuple):
 
 
 def read_network(module: nn.Module, role: str) -> list[Dense]:
-    """The layers of a network of Linear, ReLU, SiLU, Tanh, BatchNorm1d, Dropout and Identity in a row, for inference.
+    """Read the layers of a sequence of Linear, ReLU, SiLU, Tanh, BatchNorm1d, Dropout and Identity, for inference.
 
     A normalisation ``γ (z - μ) / sqrt(σ² + ε) + β`` with its running statistics is an affine map. It is folded into the
     linear map before it, ``W <- s W, b <- s (b - μ) + β`` with ``s = γ / sqrt(σ² + ε)``, or else into the next one.
@@ -33,7 +33,7 @@ def read_network(module: nn.Module, role: str) -> list[Dense]:
         role: its name in messages.
 
     Raises:
-        ConstraintError: it holds something else.
+        ConstraintError: the network contains another module.
 
     >>> net = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
     >>> [layer.weight.shape for layer in read_network(net, "network")]
@@ -71,7 +71,7 @@ def read_network(module: nn.Module, role: str) -> list[Dense]:
 
 
 def run_network(layers: list[Dense], x: Tensor) -> Tensor:
-    """The outputs ``(B, out)`` of such a list for inputs ``(B, in)``, in torch."""
+    """Compute the outputs ``(B, out)`` of a list of layers for inputs ``(B, in)``, in torch."""
     for weight, bias, activation in layers:
         x = _FUNCTIONS[activation](x @ weight.mT + bias)
     return x
@@ -81,7 +81,7 @@ def _parts(module: nn.Module, role: str) -> list[nn.Module]:
     """The modules in the order in which they run, without those that do nothing."""
     if type(module).forward is nn.Sequential.forward and not _hooked(module):
         return [part for child in module.children() for part in _parts(child, role)]
-    # The very types: a class of its own may compute something else.
+    # Exactly these types: a subclass may compute something else.
     if type(module) in _SILENT:
         return []
     if type(module) not in (nn.Linear, nn.BatchNorm1d, *ACTIVATIONS) or _hooked(module):

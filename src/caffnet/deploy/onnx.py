@@ -30,13 +30,13 @@ def to_onnx(model: Source, path: str | Path, *, operators: str = "caffnet", inpu
     """Write a model for ONNX Runtime.
 
     Args:
-        model: a `CAffNet`, `CAffine` or set that ``torch.export`` can trace, with the function of its rows.
+        model: a `CAffNet`, `CAffine` or set that ``torch.export`` can trace, including the function of its rows.
         path: the file.
         operators: ``"caffnet"`` writes the layer as one operator, ``caffnet.Solve``, which runs the kernel: any size,
-            every option, and what raises in Python makes the run fail. The runtime must load it: see `onnx_library`.
-            ``"plain"`` writes standard operators only, for runtimes where nothing can be loaded: every sub-constraint
+            every option; errors of Python make the run fail. The runtime must load its library: see `onnx_library`.
+            ``"plain"`` writes standard operators only, for runtimes that cannot load a library: every sub-constraint
             is listed in the graph, so it is for few rows, ``search="full"`` or ``"lite"``, ``on_infeasible="nan"``.
-        inputs: samples x ``(B, ...)`` of the input. Random ones if None, where the network shows its shape.
+        inputs: samples x ``(B, ...)`` of the input. Random ones if None, if the network determines their shape.
 
     Returns:
         The path. The graph takes ``x`` (a `CAffNet`), ``f`` (a layer or set), or ``f`` and ``x`` (a layer whose rows
@@ -59,7 +59,8 @@ def to_onnx(model: Source, path: str | Path, *, operators: str = "caffnet", inpu
         metric = layer_of(source).set_at(samples_of(source, inputs)).metric
         if metric is not None and not is_diagonal(metric):
             raise ConstraintError(
-                'The standard operators of ONNX factorise no matrix: choose operators="caffnet", or a diagonal metric.'
+                'The standard operators of ONNX cannot factorise a matrix: choose operators="caffnet", or a diagonal '
+                "metric."
             )
     try:
         import onnxscript  # noqa: F401
@@ -72,7 +73,7 @@ def to_onnx(model: Source, path: str | Path, *, operators: str = "caffnet", inpu
     try:
         written.save(str(beside))
         _compare_in_runtime(beside, traced)
-        beside.replace(target)  # a file that was there stays until the new one is known to be right
+        beside.replace(target)  # an existing file is replaced only after the new one was checked
     finally:
         beside.unlink(missing_ok=True)
     return target
@@ -83,7 +84,7 @@ def _translate(traced: Traced, operators: str) -> torch.onnx.ONNXProgram:
     names = logging.getLogger("torch.onnx._internal.exporter._registration")
     level = names.level
     try:
-        names.setLevel(logging.ERROR)  # it says that torchvision is not installed
+        names.setLevel(logging.ERROR)  # hides the message that torchvision is not installed
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")  # the exporter's own deprecations
             written = torch.onnx.export(
@@ -110,8 +111,8 @@ def _translate(traced: Traced, operators: str) -> torch.onnx.ONNXProgram:
 def _compare_in_runtime(path: Path, traced: Traced) -> None:
     """Refuse a file whose values differ from those of torch at the samples, if ONNX Runtime is installed.
 
-    Torch may be right on either side of a jump, so its values at inputs that differ by rounding count too. A status is
-    not compared: on a boundary, rounding decides it.
+    At a jump the value of torch on either side is accepted, so its values at inputs that differ by rounding count too.
+    The status is not compared: on a boundary it depends on rounding.
     """
     try:
         import onnxruntime
@@ -146,7 +147,7 @@ def _compare_in_runtime(path: Path, traced: Traced) -> None:
 
 
 def onnx_library() -> Path:
-    """The library that holds the operator ``caffnet.Solve``; it needs no Python and can be copied to other machines.
+    """Return the path of the library with the operator ``caffnet.Solve``; it needs no Python and can be copied.
 
     In Python: ``options.register_custom_ops_library(str(onnx_library()))`` with ``options`` the
     ``onnxruntime.SessionOptions`` of a session. In C: ``RegisterCustomOpsLibrary_V2``.

@@ -1,8 +1,10 @@
-"""The operations of a traced graph, done to places instead of numbers: a tensor is an array of places of `Assignments`.
+"""The operations of a traced graph, applied to places instead of numbers: a tensor is an array of places of
+`Assignments`.
 
-What moves numbers about (view, cat, permute, ...) is done to the array of places by torch itself and costs nothing.
-What computes writes one assignment per number. Every argument of an operation is either kept or refused: none is
-dropped. Truth values are 1 and 0; whole numbers that come from them (a count, an index) are numbers like others.
+Operations that only move numbers (view, cat, permute, ...) are applied to the array of places by torch itself and cost
+nothing. Operations that compute write one assignment per number. Every argument of an operation is either kept or
+refused: none is dropped. Truth values are 1 and 0; whole numbers made from them (a count, an index) are treated like
+other numbers.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from torch import Tensor
 from caffnet.deploy.assignments import TEMPLATES, Assignments
 from caffnet.errors import ConstraintError
 
-#: Operations that move numbers: torch does them to the places.
+#: Operations that only move numbers: torch applies them to the places.
 MOVES = {
     "_reshape_copy",
     "_unsafe_view",
@@ -59,7 +61,7 @@ MOVES = {
     "unsqueeze",
     "view",
 }
-#: Operations that ask a tensor for its shape only: their results are constants.
+#: Operations that use only the shape of a tensor: their results are constants.
 _FILLED = {
     "_new_zeros_with_same_feature_meta",
     "full_like",
@@ -88,9 +90,9 @@ _REDUCTIONS = {
 _EMPTY = {"sum": 0.0, "mean": math.nan, "prod": 1.0, "any": 0.0, "all": 1.0}
 #: Operations whose whole numbers are small: counts of truth values, and indices.
 _COUNTING = {"sum", "cumsum", "add", "sub", "mul", "where", "max", "min", "argmax", "argmin", "_to_copy"}
-#: What an argument with one of these names says has no meaning for numbers, or is checked by the type of the result.
+#: Arguments with these names do not affect the numbers, or are checked by the type of the result.
 _OF_STORAGE = {"device", "dtype", "layout", "memory_format", "non_blocking", "pin_memory", "sparse_grad"}
-#: Operations that torch marks as random and that are so only in training.
+#: Operations that torch marks as random but that are random in training only.
 _RANDOM_IN_TRAINING = re.compile("dropout|attention|rrelu")
 
 
@@ -111,12 +113,12 @@ def refuse_random(target: Any) -> None:
 
 
 class Operations:
-    """Changes of places by the operations of a graph.
+    """Applies the operations of a graph to places.
 
     Args:
-        program: gets the assignments.
+        program: receives the assignments.
         dtype: the number type of the input.
-        remedy: what to do where an operation cannot be written, a sentence.
+        remedy: a sentence for the message about an operation that cannot be written: what to do instead.
     """
 
     def __init__(self, program: Assignments, dtype: torch.dtype, remedy: str):
@@ -124,7 +126,7 @@ class Operations:
         self.target: Any = None  # the operation at hand
 
     def call(self, target: Any, args: Any, kwargs: Any, like: Any) -> Any:
-        """The result of an operation; `like` are the tensors that torch gives in its place."""
+        """Return the result of an operation; `like` are the tensors that torch returns for it."""
         if target is operator.getitem:
             return args[0][args[1]]
         refuse_random(target)
@@ -155,7 +157,7 @@ class Operations:
         return self._typed(found, like)
 
     def places(self, value: Any) -> Tensor:
-        """The places of a tensor or number; those of a constant are made."""
+        """Return the places of a tensor or number; add those of a constant."""
         if isinstance(value, Places):
             return value.at
         tensor = value if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)
@@ -171,7 +173,7 @@ class Operations:
         )
 
     def _bound(self, method: Callable[..., Any], given: dict[str, Any]) -> Any:
-        """The result of a method; an argument that it does not take is refused."""
+        """Return the result of a method; refuse an argument that it does not take."""
         taken = inspect.signature(method).parameters
         for key, value in given.items():
             if key not in taken:
@@ -179,7 +181,7 @@ class Operations:
         return method(**given)
 
     def _typed(self, found: Any, like: Any) -> Any:
-        """The places with the number type of torch's own result; refused if the program would compute another one."""
+        """Give places the number type of the result of torch; refuse a program that would compute in another type."""
         if isinstance(found, list | tuple):
             return [self._typed(part, other) for part, other in zip(found, like, strict=True)]
         name = _name_of(self.target)
@@ -236,7 +238,7 @@ class Operations:
         return torch.tensor(self.program.constant(float(value)))
 
     def _lines(self, places: Tensor, dims: Any) -> tuple[list[list[int]], list[int], list[int]]:
-        """The numbers that are reduced together, and the shapes of the result with and without the reduced axes."""
+        """Return the numbers that are reduced together, and the result's shapes with and without the reduced axes."""
         dims = [dims] if isinstance(dims, int) else list(dims or range(places.ndim))
         dims = [d % max(places.ndim, 1) for d in dims] if places.ndim else []
         kept = [d for d in range(places.ndim) if d not in dims]
@@ -267,7 +269,7 @@ class Operations:
         return self._map("where", self._leans(rest, b), self._map("add", rest, b), rest)
 
     def _leans(self, rest: Tensor, b: Tensor) -> Tensor:
-        """Where a remainder is not 0 and has another sign than the divisor."""
+        """Return 1 where a remainder is not 0 and its sign differs from that of the divisor, else 0."""
         zero = self._number(0)
         other = self._map("logical_xor", self._map("lt", rest, zero), self._map("lt", b, zero))
         return self._map("logical_and", self._map("ne", rest, zero), other)
@@ -363,7 +365,7 @@ class Operations:
         return self._cumulate("mul", x, dim)
 
     def _extreme(self, name: str, x: Any, other: Any, dim: int | None, keepdim: bool) -> Any:
-        """The largest or smallest number of all, of two tensors, or along an axis with the index of the first such."""
+        """Return the largest or smallest number of all, of two tensors, or along an axis with its first index."""
         if other is not None:
             return Places(self._map(f"{name}imum", self.places(x), self.places(other)))
         if dim is None:
@@ -411,7 +413,7 @@ class Operations:
         return Places(found.transpose(dim, -1))
 
     def _do_scatter(self, x: Any, dim: int, index: Any, src: Any = None, value: float | None = None) -> Places:
-        """Numbers written to an index, one after the other."""
+        """Write numbers to an index, one after the other."""
         new = self.places(value if src is None else src)
         if not isinstance(index, Places):
             source = new if new.ndim else new.expand(index.shape)
@@ -479,7 +481,7 @@ def _name_of(target: Any) -> str:
 
 
 def _by_name(target: Any, args: Any, kwargs: Any) -> dict[str, Any]:
-    """The arguments of an operation by the names of its schema (x instead of self), without those that mean nothing."""
+    """Return the arguments of an operation by the names of its schema (x for self), without those of no effect."""
     schema = target._schema.arguments
     given = dict(zip((argument.name for argument in schema), args, strict=False)) | dict(kwargs)
     defaults = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}

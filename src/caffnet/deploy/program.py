@@ -1,4 +1,4 @@
-"""Input of every writer: a model, samples of its input, and its graph."""
+"""Input of all exporters: a model, samples of its input, and its graph."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _SAMPLES = 64
 
 
 def read_source(source: Source, writer: str) -> CAffNet | CAffine:
-    """A model or layer; a set becomes a layer.
+    """Return a model or layer; a set becomes a layer.
 
     Raises:
-        ConstraintError: it is something else.
+        ConstraintError: the source is of another type.
     """
     if isinstance(source, AffineSet | Prepared):
         source = CAffine(source)
@@ -56,7 +56,7 @@ def layer_of(model: CAffNet | CAffine) -> CAffine:
 
 
 def samples_of(model: CAffNet | CAffine, inputs: Tensor | None) -> Tensor:
-    """Inputs x ``(B, ...)``: those that were given, else random ones of the size that the first linear map reads."""
+    """Return the given inputs x ``(B, ...)``, else random ones of the size of the first linear map."""
     if inputs is not None:
         if not isinstance(inputs, Tensor) or inputs.ndim < 2 or not len(inputs):
             got = tuple(inputs.shape) if isinstance(inputs, Tensor) else type(inputs).__name__
@@ -81,10 +81,10 @@ def samples_of(model: CAffNet | CAffine, inputs: Tensor | None) -> Tensor:
 
 
 def _readable(model: CAffNet | CAffine, x: Tensor) -> Tensor:
-    """The samples x, if the model can read them.
+    """Return the samples x, if the model accepts them.
 
     Raises:
-        ConstraintError: it cannot; with the reason.
+        ConstraintError: the model does not accept them; with the reason.
     """
     training = model.training
     try:
@@ -103,7 +103,7 @@ def _readable(model: CAffNet | CAffine, x: Tensor) -> Tensor:
 
 
 def parts_of(set: AffineSet) -> list[Tensor]:
-    """The tensors of a set: A, lower, upper, and its metric where it has one."""
+    """Return the tensors of a set: A, lower, upper, and the metric if it has one."""
     return [set.A, set.lower, set.upper, *([] if set.metric is None else [set.metric])]
 
 
@@ -121,7 +121,7 @@ def with_batch(parts: Iterable[Tensor], batch: int) -> list[Tensor]:
 
 
 def outputs_around(set: AffineSet, x: Tensor) -> Tensor:
-    """Raw outputs ``(B, n)`` for a layer alone: inside its set, beyond some rows, far away, and one NaN."""
+    """Make raw outputs ``(B, n)`` for a layer alone: inside its set, beyond some rows, far away, and one NaN."""
     stream = torch.Generator().manual_seed(1)
     far = torch.logspace(-1, 3, len(x), dtype=torch.float64).unsqueeze(-1)
     f = (far * torch.randn(len(x), set.n, dtype=torch.float64, generator=stream)).to(set.dtype)
@@ -175,7 +175,7 @@ class _Layer(nn.Module):
 
 
 def _outputs(answer: Projection) -> tuple[Tensor, Tensor, Tensor]:
-    """Value, status and violation, by operations that runtimes know for empty batches too."""
+    """Value, status and violation, by operations that runtimes support for empty batches too."""
     A, y = answer.set.A, answer.value
     if not A.shape[-2]:
         return y, answer.status, answer.violation
@@ -216,9 +216,9 @@ class Traced:
     """The graph of a model for any batch, compared with it at the samples.
 
     Args:
-        model: what is traced.
+        model: the model to trace.
         inputs: samples of its input, or None for random ones.
-        plain: the graph lists sub-constraints: its rounding is another one, so it is not compared as a whole.
+        plain: the graph lists sub-constraints: it rounds in another way, so it is not compared as a whole.
 
     Attributes:
         module: x (or f, or f and x) to value, status and violation, in eval mode.
@@ -231,7 +231,7 @@ class Traced:
 
     def __init__(self, model: CAffNet | CAffine, inputs: Tensor | None, plain: bool = False):
         self._model, x = model, samples_of(model, inputs)
-        x = torch.cat([x, x]) if len(x) == 1 else x  # torch.export takes a single sample for a batch of one for ever
+        x = torch.cat([x, x]) if len(x) == 1 else x  # torch.export would fix the batch size 1
         if isinstance(model, CAffNet):
             self.module, self.arguments, self.names = _Model(model), (x,), ("x",)
         else:
@@ -240,7 +240,7 @@ class Traced:
             self.module, self.arguments, self.names = _Layer(model), tuple(given.values()), tuple(given)
         self.arguments = self._with_answers(self.arguments)
         training, layer = model.training, layer_of(model)
-        self.straight = False  # the rows are a straight-line program: it was compared, and is rounded in its own way
+        self.straight = False  # the rows are a straight-line program: compared already, and rounded in another way
         self.module.eval()
         try:
             any_batch: Any = tuple({0: torch.export.Dim.DYNAMIC} for _ in self.arguments)
@@ -255,7 +255,7 @@ class Traced:
 
     @contextlib.contextmanager
     def _differentiated(self, layer: CAffine, x: Tensor) -> Iterator[None]:
-        """A context in which rows that come from derivatives are straight-line programs: torch.export traces those."""
+        """A context in which rows that contain derivatives are straight-line programs, which torch.export can trace."""
         rows = layer.constraint
         if rows is None or not self._needs_derivatives(layer, x):
             yield
@@ -282,7 +282,7 @@ class Traced:
 
     @staticmethod
     def _needs_derivatives(layer: CAffine, x: Tensor) -> bool:
-        """Check whether torch.export refuses the rows for their derivatives; else what it traces is compared."""
+        """Return True if torch.export refuses the rows for their derivatives; else compare the traced rows."""
 
         class Rows(nn.Module):
             def forward(self, states: Tensor) -> list[Tensor]:
@@ -305,7 +305,7 @@ class Traced:
             refuse_difference(found, expected, self.arguments[0], "value, status and violation")
 
     def _with_answers(self, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """The samples that have an answer, at least two; all of them if none has one, or the model does not raise."""
+        """Return the samples that have an answer, at least two; all if none has one, or the model does not raise."""
         layer = layer_of(self._model)
         before = layer._options, layer._definite
         if layer._options.on_infeasible != "raise":
@@ -324,7 +324,7 @@ class Traced:
         return kept if good.sum() > 1 else tuple(torch.cat([t, t]) for t in kept) if good.any() else arguments
 
     def try_answers(self, arguments: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Value, status and violation by torch, without a warm start; None if one sample has no answer and raises."""
+        """Compute value, status and violation by torch, without a warm start; None if a sample raises an error."""
         layer, training = layer_of(self._model), self._model.training
         warm, layer.warm_start = layer.warm_start, False
         self.module.eval()

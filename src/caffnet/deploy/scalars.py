@@ -1,8 +1,8 @@
 """A torch function as a straight-line program: one assignment per number.
 
 The function is traced for one sample. Its graph is then walked with places of numbers instead of tensors
-(`operations`), which gives a list of `assignments`. What depends on no input is computed here. For the rows of a set, a
-few dozen numbers, this is what one would write by hand.
+(`operations`), which gives a list of `assignments`. Constants are computed here. For the rows of a set, a few dozen
+numbers, the program is what one would write by hand.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class StraightLine:
     Args:
         function: made of torch operations, of one sample; it must not branch on the numbers of x.
         x: an example of the sample; its shape and number type are those of the program.
-        remedy: what to do where an operation cannot be written.
+        remedy: a sentence for the message about an operation that cannot be written: what to do instead.
 
     Raises:
-        ConstraintError: the function holds an operation that has no such program.
+        ConstraintError: the function contains an operation that cannot be written.
     """
 
     def __init__(self, function: Callable[[Tensor], Sequence[Tensor]], x: Tensor, remedy: str = _IN_C):
@@ -43,16 +43,16 @@ class StraightLine:
         self._results = _walk(_trace(function, x), self._assignments, x.dtype, remedy)
 
     def lines(self, names: Sequence[str]) -> list[str]:
-        """The body of a C function that reads ``x[...]`` and writes the results to arrays with these names."""
+        """Return the body of a C function that reads ``x[...]`` and writes the results to arrays with these names."""
         return self._assignments.write(self._results, names)
 
     def __call__(self, samples: Tensor) -> list[Tensor]:
-        """The results for samples ``(..., size)``, by the same assignments in torch."""
+        """Compute the results for samples ``(..., size)``, by the same assignments in torch."""
         return self._assignments.compute(self._results, samples)
 
 
 def write_function(function: Callable[[Tensor], Sequence[Tensor]], x: Tensor, names: Sequence[str]) -> list[str]:
-    """The body of a C function that reads ``x[...]`` and writes the results to arrays with these names.
+    """Return the body of a C function that reads ``x[...]`` and writes the results to arrays with these names.
 
     >>> write_function(lambda x: [x.sin() * 2], torch.zeros(1, dtype=torch.float64), ["y"])
     ['const double t1 = sin(x[0]);', 'const double t3 = t1 * 2.0;', 'y[0] = t3;']
@@ -61,7 +61,8 @@ def write_function(function: Callable[[Tensor], Sequence[Tensor]], x: Tensor, na
 
 
 def batch_function(function: Callable[[Tensor], Sequence[Tensor]], x: Tensor) -> StraightLine:
-    """The same straight-line program in torch, for samples ``(..., size)``: a function that only adds, multiplies, ...
+    """Return the straight-line program as a function in torch, for samples ``(..., size)``: it only adds, multiplies,
+    ...
 
     For exporters, which trace neither derivatives nor `torch.func.vmap` for any batch.
 
@@ -81,15 +82,15 @@ def _trace(function: Callable[[Tensor], Sequence[Tensor]], x: Tensor) -> torch.f
         if "trying to get value out of a tracing tensor" not in str(error):
             raise
         raise ConstraintError(
-            "The constraint function reads a number that depends on its input (a branch, .item(), an index), and a "
-            "program holds one way only: write torch.where, or torch.gather for an index."
+            "The constraint function reads a number that depends on its input (a branch, .item(), an index), but a "
+            "program can hold only one branch: write torch.where, or torch.gather for an index."
         ) from None
     traced.graph.eliminate_dead_code()
     return traced
 
 
 def _walk(traced: torch.fx.GraphModule, program: Assignments, dtype: torch.dtype, remedy: str) -> list[Result]:
-    """Walk through the graph; the places of the results."""
+    """Walk through the graph and return the places of the results."""
     operations = Operations(program, dtype, remedy)
     values: dict[torch.fx.Node, Any] = {}
     for node in traced.graph.nodes:

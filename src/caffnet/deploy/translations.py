@@ -1,4 +1,4 @@
-"""Operations of an exported graph in ONNX: the layer's own, and numbers with all their digits."""
+"""Translations of operations of an exported graph to ONNX: that of the layer, and constants with all their digits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from caffnet._kernel import native
 
 
 def translations(kernel: bool) -> dict[Any, Any]:
-    """Translations for ``torch.onnx.export``; with `kernel` the operation of the layer is one of them."""
+    """Return the translations for ``torch.onnx.export``, including the operation of the layer with `kernel`."""
     return {**_constants(), **({torch.ops.caffnet.solve.default: _solver()} if kernel else {})}
 
 

@@ -1,6 +1,6 @@
-"""CAffNet and its rivals under one call: ``METHODS[name](backbone, constraint, **hyperparameters)``.
+"""CAffNet and its rivals, all called in the same way: ``METHODS[name](backbone, constraint, **hyperparameters)``.
 
-Each file holds one method, written from its paper; none of the rivals uses the library's own projection.
+Each file has one method, written from its paper; none of the rivals uses the projection of the library.
 """
 
 from caffnet.methods.acnet import ACnet

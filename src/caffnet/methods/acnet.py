@@ -14,17 +14,17 @@ from caffnet.methods.penalty import Penalty
 
 
 class ACnet(Method):
-    r"""The direct outputs are the network's; the residual ones solve $C_R y_R = d - C_D y_D$.
+    r"""The network predicts the direct outputs; the residual outputs solve $C_R y_R = d - C_D y_D$.
 
     The paper solves one row after the other, each for one residual output, which is this system when its rows are in
-    triangular order; here any order works. The raw values at the residual places are not used.
+    triangular order; here any order works. The raw values of the residual outputs are not used.
 
     Args:
         backbone: any module ``x -> f``, all n outputs.
         constraint: equalities: an `AffineSet`, or any function ``x -> AffineSet``.
         residual: the outputs to solve for, one per equality. The choice is a hyper-parameter: their coefficients must
             be independent. None takes the largest pivots of a fixed set, or the last outputs of an input-dependent one.
-        penalty: the soft term, none in the paper.
+        penalty: the soft term of the loss; none in the paper.
 
     >>> import torch
     >>> method = ACnet(nn.Identity(), AffineSet.equality([[1.0, 2.0]], [4.0]), residual=[0])

@@ -6,7 +6,7 @@ A method is a module that turns a backbone's raw output ``f`` into an output ``y
     y = method(x)
 
     output = method.run(x)                              # the same y, with f and the set
-    method.loss(objective(output.y), output).backward() # the task's loss plus whatever the method adds to it
+    method.loss(objective(output.y), output).backward() # the task's loss and the terms of the method
 
 so one training loop serves all of them (`caffnet.methods.training.fit`).
 """
@@ -42,7 +42,7 @@ class Guarantee(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True)
 class Supports:
-    """For which constraints the promise holds.
+    """The constraints for which the guarantee of a method holds.
 
     Attributes:
         fixed: one set for all inputs.
@@ -81,7 +81,7 @@ class UnsupportedError(ConstraintError):
 
 
 class Method(nn.Module, abc.ABC):
-    """One way to put the output of `backbone` into a set.
+    """The common base of methods that put the output of `backbone` into a set.
 
     Args:
         backbone: any module ``x -> f``, ``(..., n)``.
@@ -117,7 +117,7 @@ class Method(nn.Module, abc.ABC):
         self._keep(constraint)
 
     def _keep(self, constraint: AffineSet | Callable[[Any], AffineSet]) -> None:
-        """A fixed set in buffers, a function as it is; anything else is refused."""
+        """Keep a fixed set in buffers, or a function as it is; refuse anything else."""
         if isinstance(constraint, AffineSet):
             fixed = constraint.to(torch.get_default_dtype()) if constraint.weak else constraint
             self._check_structure(fixed)
@@ -149,15 +149,15 @@ class Method(nn.Module, abc.ABC):
 
     def _check_outputs(self, f: Tensor, set: AffineSet) -> None:
         if f.shape[-1] != set.n:
-            raise ConstraintError(f"The backbone must return (..., {set.n}) to meet {set}, got {tuple(f.shape)}.")
+            raise ConstraintError(f"The backbone must return (..., {set.n}) to match {set}, got {tuple(f.shape)}.")
 
     def raw(self, x: Any, nominal: Tensor | None = None) -> Tensor:
-        """The output of the backbone, on top of `nominal` where one is given."""
+        """Return the output of the backbone, plus `nominal` if one is given."""
         return self.backbone(x) if nominal is None else self.backbone(x) + nominal
 
     @abc.abstractmethod
     def enforce(self, f: Tensor, set: AffineSet) -> Tensor:
-        """From the raw output f ``(..., n)`` to y ``(..., n)``."""
+        """Map the raw output f ``(..., n)`` to y ``(..., n)``."""
 
     def set_at(self, x: Any = None) -> AffineSet:
         """The constraints that hold for the input `x`."""
@@ -171,7 +171,7 @@ class Method(nn.Module, abc.ABC):
     # ------------------------------------------------------------------------------------------------ training
 
     def loss(self, objective: Tensor, output: Output) -> Tensor:
-        """Training loss: the task's objective, a scalar, plus the method's own terms."""
+        """Return the training loss: the objective of the task, a scalar, plus the terms of the method."""
         return objective if self.penalty is None else objective + self.penalty(output.set, output.y)
 
     def start_epoch(self, epoch: int) -> None:
@@ -180,7 +180,7 @@ class Method(nn.Module, abc.ABC):
     # ------------------------------------------------------------------------------------------------ refusing
 
     def refuse(self, came: str, expected: str, instead: str | None = None) -> NoReturn:
-        """Raise an `UnsupportedError`: what came, what was expected, what to use instead."""
+        """Raise an `UnsupportedError` that says what was given, what was expected and what to use instead."""
         instead = instead or f"METHODS[{self.instead!r}]"
         raise UnsupportedError(f"{self.title} cannot enforce this: {came}; it needs {expected}. Use {instead} instead.")
 
@@ -204,7 +204,7 @@ class Method(nn.Module, abc.ABC):
             self.refuse("the rows of A are linearly dependent", "rows of full rank")
 
     def shared_A(self, set: AffineSet) -> Tensor:
-        """The rows ``(m, n)`` that all samples have in common; refuses rows that differ between samples."""
+        """Return the rows ``(m, n)`` that all samples share; refuse rows that differ between samples."""
         A = set.A
         if A.ndim == 2:
             return A
@@ -219,8 +219,8 @@ class Method(nn.Module, abc.ABC):
 
 
 def unit_rows(rows: Tensor) -> Tensor:
-    """Rows scaled to length one (zero rows stay), so that a rank does not depend on the user's units."""
-    rows = times_power(rows, unit_exponent(rows).unsqueeze(-1))  # else the squares of 1e-30 vanish, those of 1e30 burst
+    """Scale rows to length one (zero rows stay), so that the rank does not depend on the units of the user."""
+    rows = times_power(rows, unit_exponent(rows).unsqueeze(-1))  # squares of 1e-30 underflow, of 1e30 overflow
     length = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
     return rows / torch.where(length > 0, length, 1.0)
 
@@ -240,7 +240,7 @@ def times_power(t: Tensor, exponent: Tensor) -> Tensor:
 
 
 def row_rank(rows: Tensor) -> Tensor:
-    """The rank ``(...)`` of rows ``(..., m, n)``, judged on rows of length one and in the precision of the data."""
+    """Return the rank ``(...)`` of rows ``(..., m, n)``, for rows of length one, in the precision of the data."""
     if not rows.shape[-2] or not rows.shape[-1]:
         return torch.zeros(rows.shape[:-2], dtype=torch.long, device=rows.device)
     rtol = tolerance.rank(rows.dtype, rows.shape[-1])

@@ -1,4 +1,4 @@
-"""CAffNet itself (feed-forward, transformer, Lite), under the same call as its rivals."""
+"""CAffNet itself (feed-forward, transformer, Lite), called in the same way as its rivals."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class CAffNetMethod(Method):
         self.model = Model(backbone, constraint, head, **{"search": self.search, **options})
 
     def _keep(self, constraint: AffineSet | Callable[[Any], AffineSet]) -> None:
-        """The model's layer keeps the constraint."""
+        """Keep nothing: the layer of the model has the constraint."""
 
     def _head(self, backbone: nn.Module) -> nn.Module | None:
         return twin(backbone)
@@ -66,7 +66,7 @@ class CAffNetMethod(Method):
         return project(f, set, **self.model.layer.options).value
 
     def extra_repr(self) -> str:
-        """The layer shows the set."""
+        """Return no text: the layer shows the set."""
         return ""
 
 
@@ -77,7 +77,7 @@ class CAffNetFF(CAffNetMethod):
         backbone: a `FeedForward`.
         constraint: an `AffineSet`, or any function ``x -> AffineSet``.
         null: the null-space head; None for a fresh network of the backbone's shape.
-        penalty: the soft term; the paper keeps 100 here too, where it is always zero.
+        penalty: the soft term of the loss; the paper has it with weight 100 here too, where it is always zero.
         **options: of `caffnet.CAffNet` and its layer (`null_start`, `search`, `norm`, `gradient`, ...).
     """
 
@@ -105,7 +105,7 @@ class CAffNetLite(CAffNetFF):
 
 
 def twin(backbone: nn.Module) -> nn.Module:
-    """A second network of the backbone's shape with its own random weights."""
+    """Return a second network of the shape of the backbone, with new random weights."""
     if isinstance(backbone, Transformer):
         return backbone.twin()
     other = copy.deepcopy(backbone)

@@ -5,15 +5,16 @@ row p with a positive coefficient to each row q with a negative one, weighted so
 
     a_p > 0, a_q < 0:    |a_q| (row p) + a_p (row q),    with the right side  |a_q| k_p + a_p k_q.
 
-What remains holds for the earlier outputs exactly when some value of the removed one exists. (The public code forgets
-the weight of ``k_p``, and so accepts values that leave no room for the next output.)
+The resulting rows hold for the earlier outputs exactly when some value of the removed output exists. (The public code
+omits the weight of ``k_p``, and so accepts values that leave no room for the next output.)
 
-**Clamping.** In the order, each output is put between the largest lower and the smallest upper bound that its own rows
-leave, given the outputs already set. The bounds cannot cross, because the earlier outputs satisfy the eliminated rows.
+**Clamping.** In this order, each output is clamped between the largest lower and the smallest upper bound of its rows,
+given the outputs already set. The bounds cannot cross, because the earlier outputs satisfy the eliminated rows.
 
-**Rounding.** What cancels in exact arithmetic leaves noise in floating point, and a row with a coefficient of noise is
-a wall at a random place. So every number carries a bound of its error, which starts with the rounding of the data and
-grows with every sum: a coefficient within its bound is zero. The bounds scale with the numbers; no unit is special.
+**Rounding.** Terms that cancel in exact arithmetic leave noise in floating point, and a row with a coefficient of noise
+is a bound at a random place. So every number has a bound of its error, which starts with the rounding of the data and
+grows with every sum: a coefficient within its bound is zero. The bounds scale with the numbers and do not depend on
+units.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Row:
     Attributes:
         numbers: coefficients and right side, ``(n + 1,)``.
         error: a bound of the rounding error of each, ``(n + 1,)``.
-        parents: which original rows it was made of.
+        parents: the original rows that it was combined from.
     """
 
     numbers: np.ndarray
@@ -58,9 +59,9 @@ class CDGM(Method):
     Args:
         backbone: any module ``x -> f``.
         constraint: one `AffineSet` for all inputs; an equality counts as two inequalities.
-        order: the outputs in the order of their clamping; ``"given"`` for 0, 1, 2, ..., ``"random"``, or a list.
-        seed: of the random order.
-        max_rows: refuse when the elimination, exponential in the worst case, makes more rows.
+        order: the order in which outputs are clamped: ``"given"`` for 0, 1, 2, ..., ``"random"``, or a list.
+        seed: seed of the random order.
+        max_rows: raise an error if the elimination, exponential in the worst case, makes more rows.
         penalty: the soft term, none in the paper.
 
     >>> limits = AffineSet.inequality([[1.0, -1.0], [1.0, 2.0]], [-4.0, 10.0])  # y1 - y0 >= 4,  -2 y1 - y0 >= -10
@@ -109,13 +110,13 @@ class CDGM(Method):
 def bounds_by_output(
     set: AffineSet, order: Sequence[int], max_rows: int
 ) -> dict[int, tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]]:
-    """For each output the rows ``c`` and right sides ``k`` of its lower and upper bounds ``k - c y_earlier``."""
+    """Return for each output the rows ``c`` and right sides ``k`` of its bounds ``k - c y_earlier``."""
     A, lower, upper = (t.detach().double().cpu().numpy() for t in (set.A, set.lower, set.upper))
     if (lower == np.inf).any() or (upper == -np.inf).any():
         raise empty("a lower bound is +inf or an upper one -inf")
     above, below = np.isfinite(upper), np.isfinite(lower)
     numbers = np.vstack([np.c_[A, upper][above], -np.c_[A, lower][below]])
-    share = tolerance.rank(set.dtype, set.n)  # what of a number may be the rounding of the data
+    share = tolerance.rank(set.dtype, set.n)  # relative rounding of the data
     pool = _reduced([_read_row(row, share, i) for i, row in enumerate(numbers)], share)
     bounds = {}
     for eliminated, i in enumerate(reversed(order), start=1):
@@ -129,7 +130,7 @@ def bounds_by_output(
                 "were allowed. Pass another order, a larger max_rows, or use METHODS['caffnet-ff'] instead."
             )
         for p, q in product(up, down):
-            # Chernikov: a row made of more originals is implied by the others
+            # Chernikov: a row combined from more original rows is implied by the others
             if len(p.parents | q.parents) <= eliminated + 1:
                 pool.append(_eliminate(p, q, i))
         pool = _reduced(pool, share)
@@ -137,13 +138,13 @@ def bounds_by_output(
 
 
 def _read_row(numbers: np.ndarray, share: float, i: int) -> Row:
-    """A row of the data, times a power of two that brings its largest coefficient near one: no product overflows."""
+    """Return a row of the data times a power of two, so that its largest coefficient is near one."""
     numbers = np.ldexp(numbers, -np.frexp(np.abs(numbers[:-1]).max(initial=0.0))[1])
     return Row(numbers, share * np.abs(numbers), frozenset([i]))
 
 
 def _eliminate(p: Row, q: Row, i: int) -> Row:
-    """The sum of p and q in which output i cancels, coefficients and right side weighted alike."""
+    """Return the weighted sum of rows p and q in which output i cancels."""
     weight_p, weight_q = -q.numbers[i], p.numbers[i]
     numbers = weight_p * p.numbers + weight_q * q.numbers
     size_p, size_q = np.abs(p.numbers), np.abs(q.numbers)
@@ -156,7 +157,7 @@ def _eliminate(p: Row, q: Row, i: int) -> Row:
 
 
 def _reduced(pool: list[Row], share: float) -> list[Row]:
-    """Rows at largest coefficient one; of rows parallel but for rounding the tightest; rows of zeros only checked."""
+    """Scale rows to largest coefficient one; keep the tightest of parallel rows; check rows of zeros and drop them."""
     tightest: dict[bytes, Row] = {}
     for row in pool:
         size = np.abs(row.numbers[:-1]).max()

@@ -1,4 +1,4 @@
-"""Solving equalities for some of the outputs, given the others: what ACnet and DC3 both do."""
+"""Solving equalities for some of the outputs, given the others: the common part of ACnet and DC3."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from caffnet.methods.base import matvec, times_power, unit_exponent, unit_rows
 class Completion:
     r"""The equalities $C y = d$ of a set, solved for the `dependent` outputs: $C_D y_D = d - C_F y_F$.
 
-    The rows are brought to one size by powers of two first, which changes neither set nor solution: else the units in
-    which they are written would choose the pivots of the elimination.
+    The rows are first scaled to one size by powers of two, which changes neither set nor solution: else their units
+    would determine the pivots of the elimination.
 
     Args:
-        set: the constraints; rows that are not equalities are left aside.
+        set: the constraints; rows that are not equalities are ignored.
         dependent: the outputs D to solve for, one per equality; the others are the free ones F.
     """
 
@@ -47,29 +47,29 @@ class Completion:
         return torch.linalg.solve(square, right.unsqueeze(-1)).squeeze(-1)
 
     def complete(self, free: Tensor) -> Tensor:
-        """The whole output ``(..., n)`` from its free part ``(..., n - q)``."""
+        """Return the whole output ``(..., n)`` for its free part ``(..., n - q)``."""
         return self.join(free, self.solve(self.d - matvec(self.rest, free)))
 
     def follow(self, step: Tensor) -> Tensor:
-        """The move ``(..., n)`` of the whole output, along the equalities, when the free part moves by `step`."""
+        """Return the change ``(..., n)`` of the output, along the equalities, when the free part changes by `step`."""
         return self.join(step, -self.solve(matvec(self.rest, step)))
 
     def transpose_follow(self, gradient: Tensor) -> Tensor:
-        """The gradient ``(..., n - q)`` with respect to the free part, from that with respect to the whole output."""
+        """Return the gradient ``(..., n - q)`` in the free part, from the gradient in the whole output."""
         multiplier = self.solve(gradient[..., self.dependent], transpose=True)  # C_D⁻ᵀ of the dependent part
         return gradient[..., self.free] - matvec(self.rest.mT, multiplier)
 
     def join(self, free: Tensor, dependent: Tensor) -> Tensor:
-        """Both parts, each output in its place."""
+        """Join both parts in the order of the outputs."""
         order = torch.cat([self.free, self.dependent]).argsort()
         return torch.cat([free, dependent], -1)[..., order]
 
     def solvable(self) -> Tensor:
-        """Check whether ``C_D`` has full rank, ``(...)``, by its smallest singular value for rows of length one.
+        """Return ``(...)``, True where ``C_D`` has full rank, by its smallest singular value for rows of length one.
 
-        The determinant, which costs less, settles most cases: the other singular values multiply to less than two,
-        because the squares of all sum to at most q. Alone it would not do: that of 90 healthy rows can be 1e-20.
-        Samples with NaN are not judged.
+        The determinant, which costs less, decides most cases: the product of the other singular values is less than
+        two, because the squares of all sum to at most q. It is not enough alone: for 90 well-conditioned rows it can be
+        1e-20. Samples with NaN are ignored.
         """
         least = tolerance.rank(self.square.dtype, self.square.shape[-1] + self.rest.shape[-1])
         square = unit_rows(torch.cat([self.square, self.rest], -1).detach())[..., : len(self.dependent)]
@@ -81,11 +81,12 @@ class Completion:
 
 
 def outputs_to_solve_for(C: Tensor) -> tuple[int, ...] | None:
-    """One output for each of the equalities ``(..., q, n)``, the same for all samples, by QR with column pivoting.
+    """Choose one output for each of the equalities ``(..., q, n)``, the same for all samples, by QR with column
+    pivoting.
 
-    Each step takes the output whose column is longest once the directions of the columns taken before are removed from
-    it; with several samples, longest in the sample where it is shortest. For one sample of full rank there always is
-    one. Samples may each have some and none in common, or the steps may miss a common choice: then None.
+    Each step takes the output whose column is longest after the directions of the columns chosen before are removed
+    from it; with several samples, longest in the sample where it is shortest. One sample of full rank always has a
+    choice. Several samples may have no choice in common, or the steps may miss it: then None is returned.
     """
     q, n = C.shape[-2:]
     # The longest of n columns is at least 1 / sqrt(n) of the smallest singular value, which exceeds the rank's share.

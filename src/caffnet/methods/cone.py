@@ -1,13 +1,13 @@
 """Double description: the generators of the cone ``{y : A y <= 0, C y = 0}``.
 
-A cone is kept as lines (both directions) and rays. It starts as the whole space, n lines; the rows cut it one by one.
-If some line crosses the row, that line becomes a ray on the right side and all other generators are pushed along it
-onto the row. Else the rays on the wrong side go, and each adjacent pair of a good and a bad ray leaves the ray where
-their face meets the row. Two rays are adjacent when no third one satisfies with equality all the rows that both do.
+A cone is stored as lines (both directions) and rays. It starts as the whole space, n lines; the rows cut it one by one.
+If some line crosses the row, that line becomes a ray on the right side and all other generators are moved along it
+onto the row. Else the rays on the wrong side are removed, and each adjacent pair of a right and a wrong ray adds the
+ray where their face meets the row. Two rays are adjacent if no third ray satisfies with equality all rows that both do.
 
-Which rows a ray satisfies with equality follows from how it was made: its parents' common rows, and the new one. Only
-on which side of a new row it lies is a question of numbers; they carry bounds of their rounding errors, which start
-with the rounding of the data, and a value within its bound is zero. So a cone may be as narrow as its numbers allow.
+The rows that a ray satisfies with equality follow from its construction: the common rows of its parents, and the new
+row. Only the side of a new row on which it lies is computed; all numbers have bounds of their rounding errors, which
+start with the rounding of the data, and a value within its bound is zero. So a cone may be very narrow.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Vectors:
     Attributes:
         entries: the numbers.
         error: the bounds, of the same shape.
-        tight: for each inequality so far, whether it holds with equality, ``(count, rows)``.
+        tight: mask ``(count, rows)`` of the inequalities so far that hold with equality.
     """
 
     entries: np.ndarray
@@ -35,11 +35,11 @@ class Vectors:
     tight: np.ndarray
 
     def take(self, index: np.ndarray) -> Vectors:
-        """Only these."""
+        """Select some of the vectors."""
         return Vectors(self.entries[index], self.error[index], self.tight[index])
 
     def on_row(self, tight: np.ndarray | bool) -> Vectors:
-        """The same with one more inequality, and whether each lies on it (or all do)."""
+        """Add one inequality, with a mask of the vectors on it (or True for all)."""
         more = np.broadcast_to(tight, len(self.entries))
         return dataclasses.replace(self, tight=np.column_stack([self.tight, more]))
 
@@ -57,7 +57,7 @@ def generators(A: np.ndarray, C: np.ndarray, share: float = 8 * EPS) -> np.ndarr
     Args:
         A: rows of inequalities.
         C: rows of equalities.
-        share: how much of a number of the data may be its rounding.
+        share: relative rounding of the data.
 
     >>> generators(np.array([[-1.0, 0.0], [0.0, -1.0]]), np.zeros((0, 2)))  # the quadrant y >= 0
     array([[1., 0.],

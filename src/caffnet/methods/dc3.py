@@ -21,7 +21,7 @@ class DC3(Method):
 
         grad = 2 G_eᵀ ReLU(G_e z - h_e),   Δ <- lr · (grad, -C_D⁻¹ C_F grad) + momentum · Δ,   y <- y - Δ
 
-    moves the dependent outputs along, so the equalities stay solved. By the chain rule ``G_eᵀ r`` is the free part of
+    moves the dependent outputs too, so the equalities stay solved. By the chain rule ``G_eᵀ r`` is the free part of
     ``Gᵀ r`` less ``C_Fᵀ C_D⁻ᵀ`` times its dependent part. All steps are unrolled in the graph.
 
     Args:
@@ -29,15 +29,15 @@ class DC3(Method):
         constraint: an `AffineSet`, or any function ``x -> AffineSet``; its equalities must be independent to be
             completed.
         completion: solve the equalities first. False descends on both residuals in the whole space.
-        dependent: the outputs to solve for, one per equality; None chooses them (once, from the first rows that come)
+        dependent: the outputs to solve for, one per equality; None chooses them (once, from the first rows given)
             by QR with column pivoting. (The published code draws them at random until ``|det C_D| >= 1e-4``, which
             does not end where few choices are solvable, or many rows make every determinant small.)
-        steps: corrections in training.
-        test_steps: most corrections in evaluation.
+        steps: number of corrections in training.
+        test_steps: largest number of corrections in evaluation.
         tolerance: evaluation stops early when no row is violated by more, in the units of the rows.
         lr: step size, for the squared size of the rows; published 1e-7 (1e-4 for power flow), HardNet's comparison uses
             1e-2.
-        momentum: of the heavy ball.
+        momentum: momentum of the heavy-ball descent.
         balance: without completion, the share of the equalities in the descended cost.
         penalty: published: ``10 (0.5 |ineq| + 0.5 |eq|)``.
 
@@ -135,9 +135,9 @@ class DC3(Method):
         return chosen
 
     def get_extra_state(self) -> Tensor:
-        """The chosen outputs belong to the trained network: another choice would be another network."""
+        """Return the chosen outputs: they belong to the trained network, as another choice gives another network."""
         return torch.tensor(self.dependent or (), dtype=torch.long)
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Restore the chosen outputs; none were chosen where there are none to restore."""
+        """Restore the chosen outputs, if there are any."""
         self.dependent = tuple(state.tolist()) or None

@@ -19,22 +19,22 @@ class FSNet(Method):
     Every sample has its own quasi-Newton direction; the step length is shared, so the output of a sample depends
     slightly on its batch. The first `unrolled` iterations stay in the graph, the others are added as a constant:
     ``y + (y_end - y).detach()``. Loss: ``objective + distance · mean |y_end - y_0|²``, plus ``rescue`` times the mean
-    violation cost of ``y_0`` where that is at least 1e3. All these numbers are the published ones and mean violations
-    in the units of the rows: rows of another size ask for others.
+    violation cost of ``y_0`` where that is at least 1e3. All these numbers are the published ones; they are for
+    violations in the units of the rows, so rows of another size need other numbers.
 
     Args:
         backbone: any module ``x -> f``.
         constraint: an `AffineSet`, or any function ``x -> AffineSet``.
-        iterations: most iterations.
+        iterations: largest number of iterations.
         unrolled: iterations through which gradients flow.
         memory: pairs kept (the published experiments: 30; its class: 20).
         scale: the factor of φ.
         tolerance: stop when ``φ / scale`` is below, in training.
         test_tolerance: the same in evaluation.
         gradient_tolerance: stop when the norm of φ's gradient is below.
-        armijo: sufficient decrease asked of a step.
+        armijo: sufficient decrease required of a step.
         shrink: factor of the backtracking.
-        backtracks: most shrinkings.
+        backtracks: largest number of reductions of the step.
         distance: weight of the squared move in the loss.
         rescue: weight of a very large violation of the raw output in the loss.
         penalty: one more soft term, none in the paper.
@@ -100,7 +100,7 @@ class FSNet(Method):
     def _seek(
         self, y: Tensor, set: AffineSet, iterations: int, history: list[tuple[Tensor, Tensor]]
     ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
-        """At most so many iterations from `y`; returns the point, and the moves and gradient changes ``(s, z)``."""
+        """Iterate from `y`; return the point, and the steps and gradient changes ``(s, z)``."""
         history = list(history)
         gradient = self._gradient(set, y)
         stop = self.tolerance if self.training else self.test_tolerance
@@ -149,6 +149,6 @@ class FSNet(Method):
 
 
 def _inverse(number: Tensor) -> Tensor:
-    """``1 / number``, and 0 for what is too small to divide by: such a pair carries no curvature."""
+    """Return ``1 / number``, or 0 for a number too small to divide by: such a pair has no information on curvature."""
     usable = number.abs() > torch.finfo(number.dtype).tiny ** 0.5
     return torch.where(usable, 1 / torch.where(usable, number, 1.0), 0.0)

@@ -25,21 +25,21 @@ from caffnet.methods.penalty import Penalty
 class HardNet(Method):
     r"""$y = f - A^+ \left( ReLU(A f - upper) - ReLU(lower - A f) \right)$.
 
-    Where A has full row rank, ``A A⁺ = I``: a satisfied row keeps its value ``a_i f``, a violated one lands on its
-    bound, and the output is feasible. Elsewhere ``A y`` is something else, and the output may leave the set: with
-    more rows than outputs, or with linearly dependent rows, the formula promises nothing.
+    If A has full row rank, ``A A⁺ = I``: a satisfied row keeps its value ``a_i f``, a violated row lands on its bound,
+    and the output is feasible. Otherwise, with more rows than outputs or with linearly dependent rows, the formula
+    guarantees nothing and the output may leave the set.
 
-    Independent rows are brought to one size by powers of two first: ``A⁺ = (S A)⁺ S``, so the unit in which a row is
-    written does not decide whether its direction counts. For dependent rows ``(S A)⁺ S`` is another compromise than
-    ``A⁺``, in which the size of a row is its weight; they are taken as they are.
+    Independent rows are first scaled to one size by powers of two: ``A⁺ = (S A)⁺ S``, so the unit of a row does not
+    decide whether its direction counts. For dependent rows ``(S A)⁺ S`` is another compromise than ``A⁺``, in which the
+    size of a row is its weight; they are not scaled.
 
     Args:
         backbone: any module ``x -> f``.
         constraint: an `AffineSet`, or any function ``x -> AffineSet``.
-        check: refuse rows that are not of full rank (for rows A(x) this asks for a rank in every call). False computes
+        check: refuse rows that are not of full rank (for rows A(x) this computes a rank in every call). False computes
             the formula anyway, as the published code and the CAffNet paper's comparisons do.
-        soft_epochs: train so many epochs without the projection (published: 100 for the optimisation task, else 0).
-        penalty: kept on during the whole training; published: squared, weight 10, summed.
+        soft_epochs: number of first epochs without the projection (published: 100 for the optimisation task, else 0).
+        penalty: the soft term, in all epochs; published: squared, weight 10, summed.
 
     >>> HardNet(nn.Identity(), AffineSet.inequality([[1.0, 1.0]], [1.0]))(torch.tensor([[2.0, 1.0]]))
     tensor([[1., 0.]])
@@ -70,7 +70,7 @@ class HardNet(Method):
             self.register_buffer("inverse", self._inverse(self.A))
 
     def _independent(self, A: Tensor) -> Tensor:
-        """Check whether the rows of each sample are of full rank, ``(...)``; refuses the others if asked to."""
+        """Return ``(...)``, True where the rows of a sample have full rank; with `check`, refuse other rows."""
         if self.check:
             self.check_rank(A)
         m, n = A.shape[-2:]
@@ -78,10 +78,11 @@ class HardNet(Method):
         return A.new_full(A.shape[:-2], m <= n, dtype=torch.bool) if known else row_rank(A) == m
 
     def _inverse(self, A: Tensor) -> Tensor:
-        """The pseudo-inverse ``(..., n, m)``, worked out in float64."""
+        """Return the pseudo-inverse ``(..., n, m)``, computed in float64."""
         independent = self._independent(A)
         exponent = torch.where(independent.unsqueeze(-1), unit_exponent(A), 0.0).double()
-        # Independent rows have no zero singular value. Elsewhere the precision of the data decides what is one.
+        # Independent rows have no zero singular value. Otherwise the precision of the data decides which values are
+        # zero.
         rtol = torch.where(independent, 0.0, max(A.shape[-2:]) * torch.finfo(A.dtype).eps).double()
         inverse = torch.linalg.pinv(times_power(A.double(), exponent.unsqueeze(-1)), rtol=rtol)
         return times_power(inverse, exponent.unsqueeze(-2)).to(A.dtype)
@@ -104,7 +105,7 @@ class HardNet(Method):
         # A factorisation of a batch fails if one sample has NaN: such samples are left out and get no answer.
         known = (excess.isfinite().all(-1) & A.isfinite().all(-1).all(-1)).unsqueeze(-1)
         A, excess = torch.where(known.unsqueeze(-1), A, 0.0), torch.where(known, excess, 0.0)
-        rcond = None  # torch leaves out the directions that are rounding
+        rcond = None  # torch omits directions that are rounding noise
         if set.m <= set.n or self.check:
             independent = self._independent(set.A if self.check else A)
             exponent = torch.where(independent.unsqueeze(-1), unit_exponent(A), 0.0)

@@ -27,15 +27,15 @@ class IPOPT(Method):
     r"""$y = \arg\min_{y \in S(x)} objective(y, f)$ by an interior-point method, through casadi's bundled IPOPT.
 
     Args:
-        backbone: any module ``x -> f``; whatever the objective needs to know. With an objective of y alone,
-            ``nn.Identity()`` will do when the input has n entries, else any module with n outputs.
+        backbone: any module ``x -> f`` that computes what the objective needs. For an objective of y alone use
+            ``nn.Identity()`` if the input has n entries, else any module with n outputs.
         constraint: an `AffineSet`, or any function ``x -> AffineSet``.
         objective: a function ``(casadi, y, f)`` that returns a casadi expression, ``y`` and ``f`` being columns of n;
             the default projects f on the set.
         tol: IPOPT's tolerance, in the units of the rows (the published comparisons: 1e-4).
         start: ``"least_squares"``, the smallest solution of the equalities (published), or ``"raw"``, f itself.
-        options: more IPOPT options.
-        penalty: not used: nothing is trained.
+        options: further options of IPOPT.
+        penalty: not used, as nothing is trained.
 
     >>> method = IPOPT(nn.Identity(), AffineSet.inequality([[1.0, 1.0]], [1.0]), tol=1e-8)
     >>> method(torch.tensor([[2.0, 1.0]])).round(decimals=4)
@@ -87,7 +87,7 @@ class IPOPT(Method):
         return torch.as_tensor(answers.reshape(f.shape), dtype=f.dtype, device=f.device)
 
     def _solver(self, m: int, n: int) -> Any:
-        """One parametric program per shape: the rows and f are its parameters."""
+        """Return the parametric program for a shape: the rows and f are its parameters."""
         if (m, n) not in self._solvers:
             try:
                 import casadi
@@ -101,13 +101,13 @@ class IPOPT(Method):
         return self._solvers[m, n]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Solvers are rebuilt on demand: they can be neither copied nor pickled."""
+        """Leave out the solvers, which can be neither copied nor pickled; they are rebuilt on demand."""
         return {**self.__dict__, "_solvers": {}}
 
 
 def least_squares(C: np.ndarray, d: np.ndarray, dtype: torch.dtype) -> np.ndarray:
     """The smallest solution of ``C y = d``, ``(n,)``, for rows in any units, judged in the precision of the data."""
-    exponent = np.frexp(np.abs(C).max(axis=1, initial=0.0))[1]  # a power of two brings the rows to one size
+    exponent = np.frexp(np.abs(C).max(axis=1, initial=0.0))[1]  # scale the rows to one size by powers of two
     C, d = np.ldexp(C, -exponent[:, None]), np.ldexp(d, -exponent)
     return np.linalg.pinv(C, rcond=tolerance.rank(dtype, C.shape[1])) @ d
 

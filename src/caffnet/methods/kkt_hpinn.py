@@ -54,7 +54,7 @@ class KKTHPINN(Method):
             self.register_buffer("null", null)
 
     def _layers(self, B: Tensor) -> tuple[Tensor, Tensor]:
-        """``K`` and ``I - K B``, worked out in float64."""
+        """Return ``K`` and ``I - K B``, computed in float64."""
         self.check_rank(B)
         exponent = unit_exponent(B).double()  # rows of one size: K = K' S for the rows S B
         rows = times_power(B.double(), exponent.unsqueeze(-1))

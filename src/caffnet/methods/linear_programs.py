@@ -2,9 +2,9 @@
 
 All sets here are ``{y : A y <= b}`` in numpy, float64, with rows of length one; ``b - A y`` are then distances.
 
-HiGHS knows absolute tolerances only, so a program is given to it in units of the set, and its answer decides nothing:
-a point counts by the distances measured at it, a proof by its multipliers, put together with the data. What is too
-close to tell is compared with the rounding of the data, ``noise``, in the same units.
+HiGHS has absolute tolerances only, so every program is written in units of the set, and its answer is checked: a point
+by its measured distances to the rows, a proof by its multipliers and the data. Differences that are too small to decide
+are compared with the rounding of the data, ``noise``, in the same units.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import numpy as np
 from caffnet.constraints import AffineSet
 from caffnet.errors import InfeasibleError
 
-#: The finest that HiGHS can be asked for.
+#: The smallest tolerance that HiGHS accepts.
 HIGHS = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}
 
-#: Room that HiGHS finds in a program is real above this: ten thousand times its own tolerance.
+#: Room above this value is certain: ten thousand times the tolerance of HiGHS.
 CLEAR = 1e-6
 
 #: Below CLEAR, a program is written again around the point found, in units finer by this (a power of two, near CLEAR).
@@ -40,7 +40,7 @@ MOST = 0.5
 def one_sided(set: AffineSet) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """The rows of a set without batch axes as ``A y <= b`` and ``C y = d``, each row at length one.
 
-    Zero rows say nothing about y: one that holds is dropped, one that cannot hold empties the set.
+    Rows of zeros do not depend on y: a row that holds is dropped, and a row that cannot hold makes the set empty.
     """
     rows, lower, upper = (t.detach().double().cpu().numpy() for t in (set.A, set.lower, set.upper))
     zero = ~rows.any(axis=-1)
@@ -48,7 +48,7 @@ def one_sided(set: AffineSet) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.nd
         raise empty("a row of zeros excludes every point")
     rows, lower, upper = rows[~zero], lower[~zero], upper[~zero]
     equal = (lower == upper) & np.isfinite(upper)
-    # A power of two first: squares of very small or large entries do not exist. A bound may then leave the numbers.
+    # A power of two first: squares of very small or large entries under- or overflow. A bound may then overflow.
     exponent = np.frexp(np.abs(rows).max(axis=-1, initial=0.0))[1]
     with np.errstate(over="ignore"):
         rows, lower, upper = np.ldexp(rows, -exponent[:, None]), np.ldexp(lower, -exponent), np.ldexp(upper, -exponent)
@@ -62,7 +62,7 @@ def one_sided(set: AffineSet) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.nd
 
 
 def without_repeats(A: np.ndarray, b: np.ndarray, eps: float) -> tuple[np.ndarray, np.ndarray]:
-    """Of rows of length one that are the same but for rounding to `eps` only the tightest.
+    """Keep only the tightest of rows of length one that are equal up to rounding to `eps`.
 
     Writing a row in another unit rounds each entry, and so does its length: two such rows differ by at most 4 eps.
     """
@@ -86,7 +86,7 @@ class Deepest:
 
     Attributes:
         point: the point, ``(n,)``.
-        room: its distance to the nearest row, measured; not more than it needs to be.
+        room: its measured distance to the nearest row, or less if that is enough.
         unit: the size of the set's data.
         flat: the rows that hold with equality at every point, up to rounding, ``(m,)``.
     """
@@ -98,7 +98,7 @@ class Deepest:
 
 
 def deepest(A: np.ndarray, b: np.ndarray, noise: Callable[[np.ndarray], np.ndarray], parallel: float = 0.0) -> Deepest:
-    """Look for a point with room; find the rows that leave none, or prove that there is no point at all.
+    """Look for a point with room; else find the rows that leave no room, or prove that there is no point.
 
     The program is ``max t`` subject to ``A y + t <= b``. Its multipliers are weights ``w >= 0`` of sum one with
     ``w A = 0``, so the weighted distances ``w (b - A y)`` add up to the same ``w b`` at every point: negative, there is
@@ -146,7 +146,7 @@ def deepest(A: np.ndarray, b: np.ndarray, noise: Callable[[np.ndarray], np.ndarr
 def _deepest_program(
     A: np.ndarray, right: np.ndarray, reach: float | None, most: float
 ) -> tuple[np.ndarray, np.ndarray] | None:
-    """A step ``(n,)`` and weights ``(m,)``, or None where HiGHS has no answer."""
+    """Return a step ``(n,)`` and weights ``(m,)``, or None if HiGHS finds no answer."""
     m, n = A.shape
     bounds = [(reach and -reach, reach)] * n + [(None, most)]
     solved = _solve(np.append(np.zeros(n), -1.0), np.hstack([A, np.ones((m, 1))]), right, bounds)
@@ -157,10 +157,10 @@ def _deepest_program(
 
 
 def _balanced(A: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """The weights nearest to these with ``w A = 0`` and sum one, zeros if there are none.
+    """Return the nearest weights with ``w A = 0`` and sum one, or zeros if there are none.
 
-    HiGHS balances the rows to its own tolerance, which is no proof. Left singular vectors beyond the rank do so to the
-    last digits; what is left of ``w A`` then counts as zero below a hundred roundings.
+    HiGHS satisfies ``w A = 0`` to its own tolerance only, which is not a proof. Left singular vectors beyond the rank
+    satisfy it to the last digits; a remainder of ``w A`` below a hundred roundings counts as zero.
     """
     eps = np.finfo(float).eps
     holding = weights > 0
@@ -173,13 +173,13 @@ def _balanced(A: np.ndarray, weights: np.ndarray) -> np.ndarray:
 
 
 def nearest_deep_point(A: np.ndarray, b: np.ndarray, found: Deepest, N: np.ndarray, y_p: np.ndarray) -> np.ndarray:
-    """Of all points z nearly as deep as the deepest, the one with the smallest ``|N z + y_p|_inf``.
+    """Return the point z with the smallest ``|N z + y_p|_inf`` among those nearly as deep as the deepest.
 
-    An unbounded set would else be entered anywhere. (The published code maximises the slack ``b - A y`` of the user's
-    rows, which changes with their units, and leaves the rest to its solver.)
+    In an unbounded set the deepest point could be anywhere. (The published code maximises the slack ``b - A y`` of the
+    user's rows, which changes with their units, and leaves the rest to its solver.)
     """
     m, n = A.shape
-    if not m or found.room <= CLEAR * found.unit:  # too little room for HiGHS to see
+    if not m or found.room <= CLEAR * found.unit:  # less room than the tolerance of HiGHS
         return found.point
     inside = np.hstack([A, np.zeros((m, 1))])
     box = np.vstack([np.hstack([sign * N, -np.ones((len(N), 1))]) for sign in (1, -1)])  # |(N z + y_p)_i| <= t
@@ -194,7 +194,7 @@ def nearest_deep_point(A: np.ndarray, b: np.ndarray, found: Deepest, N: np.ndarr
 def typical_size(b: np.ndarray, noise: np.ndarray) -> float:
     """The median right side of those that are not zero, in size: the unit of a program; 1 for a cone, which has none.
 
-    The median, because a bound may be zero but for rounding, or so large that no answer comes near it.
+    The median, because a bound may be zero up to rounding, or so large that no answer comes near it.
     """
     sizes = np.sort(np.abs(b)[np.abs(b) > noise])
     sizes = sizes[: np.count_nonzero(sizes < NO_BOUND) or None]
@@ -205,13 +205,13 @@ def typical_size(b: np.ndarray, noise: np.ndarray) -> float:
 
 
 def irredundant(A: np.ndarray, slack: np.ndarray) -> np.ndarray:
-    """Mask ``(m,)`` of the rows of ``{A z <= slack}`` that are needed; rows have length one, the origin is inside.
+    """Return a mask ``(m,)`` of the rows of ``{A z <= slack}`` that are needed; rows have length one, 0 is inside.
 
-    Row i is not needed when it is a sum ``a_i = w A`` of others with weights ``w >= 0``, and ``w slack <= slack_i``:
-    then they imply it. A linear program, ``max a_i z`` over the others, proposes which rows to sum; a row for which
-    that ends in no proof is kept, which costs a little time and no part of the set.
+    Row i is not needed if it is a sum ``a_i = w A`` of others with weights ``w >= 0``, and ``w slack <= slack_i``:
+    then they imply it. A linear program, ``max a_i z`` over the others, proposes the rows to sum; without a proof the
+    row is kept, which costs a little time and does not change the set.
 
-    The program gets the rows ``D_i = a_i / slack_i`` in coordinates in which ``Dᵀ D = I``: the set then has about the
+    The program has the rows ``D_i = a_i / slack_i`` in coordinates in which ``Dᵀ D = I``: the set then has about the
     same width in all directions, whatever its size and shape, and HiGHS's tolerances mean the same in all of them.
     """
     keep = np.ones(len(A), dtype=bool)
@@ -228,7 +228,7 @@ def irredundant(A: np.ndarray, slack: np.ndarray) -> np.ndarray:
 
 
 def _implied(row: np.ndarray, slack: float, others: np.ndarray, their_slack: np.ndarray) -> bool:
-    """Check whether ``row z <= slack`` is a sum of the others with weights >= 0, up to rounding."""
+    """Return True if ``row z <= slack`` is a sum of the others with weights >= 0, up to rounding."""
     from scipy.optimize import nnls
 
     if not len(others):
@@ -241,11 +241,11 @@ def _implied(row: np.ndarray, slack: float, others: np.ndarray, their_slack: np.
 def _solve(c: np.ndarray, A: np.ndarray, b: np.ndarray, bounds: Any) -> Any:
     try:
         from scipy.optimize import linprog
-    except ImportError as error:  # an extra, so that the layer itself needs no scipy
+    except ImportError as error:  # imported here, as scipy belongs to an extra
         raise ImportError("This method solves linear programs: pip install 'caffnet[methods]'.") from error
     return linprog(c, A, b, bounds=bounds, method="highs", options=HIGHS)
 
 
 def empty(why: str) -> InfeasibleError:
-    """The error for a set without points."""
+    """Return the error for an empty set."""
     return InfeasibleError(f"The feasible set is empty: {why}. Relax a bound, or drop a row.", [()], [])

@@ -8,7 +8,7 @@ from caffnet.methods.caffnet import CAffNetMethod
 
 
 class Orthogonal(CAffNetMethod):
-    r"""$y = \arg\min_{y \in S(x)} \|y - f\|_2$, trained through: what remains of CAffNet with $w = 0$.
+    r"""$y = \arg\min_{y \in S(x)} \|y - f\|_2$, also in training: CAffNet with $w = 0$.
 
     Args:
         backbone: any module ``x -> f``.

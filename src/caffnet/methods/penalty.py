@@ -1,4 +1,4 @@
-"""The soft term that the papers add to a task loss, in each of the forms they use."""
+"""The soft term that the papers add to the loss, in all forms that they use."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Penalty:
     Args:
         weight: the factor; 100 in the CAffNet paper, 10 in HardNet's code.
         power: 1 for the paper's text, 2 for its code and HardNet's.
-        rows: how the rows of one sample become one number: ``"sum"``, ``"mean"``, ``"max"``, or ``"norm"``, the
-            Euclidean norm (DC3, with ``power=1``).
-        batch: how the samples do: ``"mean"``, ``"sum"``, or ``"none"`` to keep them apart.
+        rows: reduction over the rows of a sample: ``"sum"``, ``"mean"``, ``"max"``, or ``"norm"``, the Euclidean norm
+            (DC3, with ``power=1``).
+        batch: reduction over the samples: ``"mean"``, ``"sum"``, or ``"none"``.
         balance: None to treat all rows alike, else the share ``e`` of the equalities in
             ``(1 - e) inequalities + e equalities`` (DC3: 0.5).
 

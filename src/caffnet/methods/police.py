@@ -28,13 +28,14 @@ class POLICE(Method):
     negative) and add ``-s · min_v (s h_v)`` to the unit, for vertices and data alike: now ``s h_v >= 0`` for all v. The
     hull follows by convexity, so on it every hinge acts linearly and the network is affine.
 
-    It makes the map affine; *which* affine map is learned. So it enforces no chosen A and b, and no `AffineSet`.
+    It makes the map affine, but the affine map itself is learned. So it cannot enforce a given A and b, or an
+    `AffineSet`.
 
     Args:
         backbone: a stack of `nn.Linear` and ReLU, LeakyReLU or `torch.abs`-like hinges, as `FeedForward`.
         constraint: `AffineOn` the vertices of the region.
 
-    Gradients flow through the shift, the vote does not need them.
+    Gradients flow through the shift, not through the vote.
 
     >>> region = AffineOn(torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]]))
     >>> method = POLICE(nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1)), region)
@@ -72,7 +73,7 @@ class POLICE(Method):
         """Check nothing: the output is free."""
 
     def run(self, x: Any, nominal: Tensor | None = None) -> Output:
-        """Vertices and data go through the layers together."""
+        """Pass vertices and data through the layers together."""
         assert isinstance(self.backbone, nn.Sequential)
         batch = x.shape[:-1]
         corners = len(self.vertices)
@@ -87,7 +88,7 @@ class POLICE(Method):
         return Output(y, y, self.set_at().like(y, "the raw output"))
 
     def enforce(self, f: Tensor, set: AffineSet) -> Tensor:
-        """Nothing is left to do: the network itself was changed."""
+        """Return f: the network itself was changed."""
         return f
 
 

@@ -1,4 +1,4 @@
-"""Projection after training: a soft-constrained network, put into the set only when it is used."""
+"""Projection after training: a soft-constrained network that is projected in evaluation only."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class PostHoc(Orthogonal):
     r"""In training $y = f$ with a penalty; in evaluation the nearest point of the set.
 
     Args:
-        backbone: any module ``x -> f``; one that is trained already needs nothing more than ``.eval()``.
+        backbone: any module ``x -> f``; for a trained one, just call ``.eval()``.
         constraint: an `AffineSet`, or any function ``x -> AffineSet``.
-        penalty: of the training.
+        penalty: the soft term of the training loss.
         **options: of the layer (`search`, `norm`, ...).
 
     >>> import torch

@@ -37,17 +37,17 @@ class Interior:
 class RAYEN(Method):
     r"""$y = N z + y_p$ with $z = z_0 + \min(1/\kappa, |q|)\, q/|q|$, $\kappa = ReLU(\max_i D_i q/|q|)$.
 
-    Offline, linear programs refuse an empty set, find the inequalities that always hold with equality, give a point
-    ``z_0`` inside all others and drop those that are clearly redundant, at any size of the set and in any units of its
+    Offline, linear programs refuse an empty set, find the inequalities that always hold with equality, find a point
+    ``z_0`` inside all others and drop those that are clearly redundant, for any size of the set and any units of its
     rows; ``D_i = a_i / (b_i - a_i z_0)``, so the ray from ``z_0`` in direction v leaves the set at ``1 / max D_i v``.
-    Multiplying by ``|q|`` gives the form computed here, which has no division by zero:
-    ``z = z_0 + q / max(1, max_i D_i q)``.
+    Multiplying by ``|q|`` gives the form computed here, which has no division by zero: ``z = z_0 + q / max(1, max_i D_i
+    q)``.
 
     Args:
         backbone: any module ``x -> f``.
         constraint: one `AffineSet` for all inputs.
         create_map: learn the linear map ``q = W f + c`` (published). False takes ``q = Nᵀ (f - y_0)``, so that a raw
-            output in the set comes back unchanged.
+            output in the set is returned unchanged.
         penalty: the soft term, none in the paper.
 
     >>> method = RAYEN(nn.Identity(), AffineSet.box(-0.5, 0.5, dim=2), create_map=False)
@@ -83,7 +83,7 @@ class RAYEN(Method):
         self.map = nn.Linear(n, free, dtype=self.A.dtype, device=self.A.device) if create_map and free else None
 
     def enforce(self, f: Tensor, set: AffineSet) -> Tensor:
-        """From the middle along the ray, at most to the boundary."""
+        """Move from the middle along the ray, at most to the boundary."""
         q = matvec(self.N.mT, f - self.y_0) if self.map is None else self.map(f)  # (..., n')
         reach = matvec(self.D, q)
         longest = reach.amax(-1, keepdim=True).clamp_min(1.0) if reach.shape[-1] else 1.0
@@ -91,11 +91,11 @@ class RAYEN(Method):
 
 
 def presolve(set: AffineSet) -> Interior:
-    """Everything RAYEN needs to know of a set, by linear programs, in float64."""
+    """Compute the data that RAYEN needs of a set, by linear programs, in float64."""
     A, b, C, d = one_sided(set)
     A, b = without_repeats(A, b, torch.finfo(set.dtype).eps)
     rounding = tolerance.rounding(set.dtype, set.n)  # of a y - b: closer than that, two numbers are the same
-    underflow = tolerance.underflow(set.dtype)  # distances as small as that have no inverse
+    underflow = tolerance.underflow(set.dtype)  # the inverse of a distance as small as this overflows
     always = np.zeros(len(b), dtype=bool)  # the inequalities that hold with equality everywhere
     while True:  # every turn but the last finds such a row, and loses a dimension
         equal, value = np.vstack([C, A[always]]), np.concatenate([d, b[always]])
@@ -119,7 +119,7 @@ def presolve(set: AffineSet) -> Interior:
             break
         always[left[found.flat]] = True
     slack = right - rows @ found.point
-    if slack.min(initial=np.inf) <= underflow:  # less than the noise will do where nothing more can be found or proved
+    if slack.min(initial=np.inf) <= underflow:  # accept less room than the noise if nothing more can be found or proved
         raise no_room(found.room)
     needed = irredundant(rows / length[:, None], slack / length)
     rows, right, length = rows[needed], right[needed], length[needed]
@@ -128,7 +128,7 @@ def presolve(set: AffineSet) -> Interior:
 
 
 def no_room(room: float) -> ConstraintError:
-    """The error for a set that is too thin for its numbers."""
+    """Return the error for a set that is too thin for its number type."""
     return ConstraintError(
         f"RAYEN needs a point inside all inequalities, the most room found is {room:.2g}. The set is too thin for its "
         "number type; use METHODS['caffnet-ff'] instead."
@@ -146,7 +146,7 @@ def solutions(C: np.ndarray, d: np.ndarray, dtype: torch.dtype) -> tuple[np.ndar
 
 
 def allowance(rows: np.ndarray, right: np.ndarray, y: np.ndarray, dtype: torch.dtype) -> np.ndarray:
-    """The allowed error of an equality: the rounding of the row and of y, and what was left out.
+    """Return the allowed error of an equality: the rounding of the row and of y, and the directions left out.
 
     Directions below the rank's tolerance are left out of y; both errors count twice, for two rows that face each other.
     """

@@ -44,7 +44,7 @@ class Soft(Method):
         super().__init__(backbone, constraint, penalty=penalty)
 
     def forward(self, x: Any, nominal: Tensor | None = None) -> Tensor:
-        """The raw output. The set is for the loss: one that depends on x is not built here."""
+        """Return the raw output. Only the loss needs the set, so one that depends on x is not built here."""
         f = self.raw(x, nominal)
         if self.constraint is None:
             self._check_outputs(f, self.set_at())

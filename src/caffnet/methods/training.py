@@ -23,13 +23,13 @@ def fit(
     """Train a method with Adam and return the mean objective of every epoch (the task's, without the method's terms).
 
     Args:
-        method: what is trained.
+        method: the method to train.
         x: inputs, ``(samples, n_in)``.
         objective: a scalar ``objective(y, index)`` of the outputs of the samples ``x[index]``.
         epochs: passes over the data.
         batch: samples per step; all of them if None.
         lr: learning rate.
-        seed: of the shuffling.
+        seed: seed of the shuffling.
     """
     if not method.differentiable:
         raise UnsupportedError(f"{method.title} is an optimiser, nothing is trained: call it on the test inputs.")

@@ -201,7 +201,7 @@ def select(wanted: list[str] | None, quick: bool = False) -> list[str]:
     for word in wanted:
         found = {word} & TASKS.keys() or {name for name in known if name.split("-")[0] == word}
         if not found:
-            families = dict.fromkeys(name.split("-")[0] for name in TASKS)
-            raise ValueError(f"There is no task {word!r}: use one of {', '.join([*families, *TASKS])}, or everyday.")
+            names = dict.fromkeys([*(name.split("-")[0] for name in TASKS), *TASKS])  # families, then tasks
+            raise ValueError(f"There is no task {word!r}: use one of {', '.join(names)}, or everyday.")
         chosen |= found
     return [name for name in TASKS if name in chosen]

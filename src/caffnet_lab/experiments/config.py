@@ -432,7 +432,7 @@ def load_campaign(path: str | Path | None = None, default_device: str = "cpu", /
         where = f" in {path}" if path is not None else ""
         raise ConfigError(f"Unknown setting{'s' * (len(unknown) > 1)} {', '.join(unknown)}{where}. Known: {known}.")
     if "task" not in written:
-        raise ConfigError(f"A campaign needs a task: one of {', '.join(TASKS)}.")
+        raise ConfigError(f"Name a task: one of {', '.join(TASKS)}.")
     given = {key: _typed(key, written[key], str(of_campaign[key].type)) for key in of_campaign if key in written}
     settings = {"device": default_device} | {key: written[key] for key in written if key in of_run}
     campaign = Campaign(**given, settings=settings)

@@ -95,7 +95,7 @@ def draw(results: list[Result], path: Path) -> None:
     for result, color, style in zip(results, ("#c0392b", "#1f4e9c"), ("--", "-"), strict=True):
         label = f"{result.name} (largest violation {result.violation:.1e})"
         axes.plot(x, result.y, style, color=color, linewidth=1.4, label=label)
-    axes.set(xlabel="x", ylabel="y", xlim=(-2, 2))
-    axes.legend(frameon=False, fontsize=9)
+    axes.set(xlabel="x", ylabel="y", xlim=(-2, 2), title="The paper's piecewise task: output y over input x")
+    axes.legend(loc="lower right", frameon=False, fontsize=9)
     figure.savefig(path, dpi=150)
     plt.close(figure)

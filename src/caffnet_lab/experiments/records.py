@@ -175,7 +175,7 @@ def read_record(path: Path) -> dict[str, Any]:
     """
     try:
         if not path.is_file():
-            raise RecordError(f"{path} is not a file, so it is no record. {ADVICE}")
+            raise RecordError(f"{path} is not a file, so it cannot be a record. {ADVICE}")
         text = read_limited(path, LARGEST).decode("utf-8")
         record = json.loads(text, parse_constant=_refuse_constant)
     except RecordError:

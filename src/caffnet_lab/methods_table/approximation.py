@@ -100,6 +100,7 @@ def approximation(widths: Sequence[int] = WIDTHS, seeds: Sequence[int] = SEEDS) 
     axis.set(xscale="log", yscale="log", xlabel="hidden units", xticks=list(widths))
     axis.set_xticklabels([str(width) for width in widths])
     axis.minorticks_off()
+    axis.set_ylabel("error or violation")
     axis.set_title(f"Violation of the layer's output: at most {worst:.0e}", fontsize=10)
     axis.legend(frameon=False, fontsize=9)
     for side in ("top", "right"):

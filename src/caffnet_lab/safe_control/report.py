@@ -108,7 +108,7 @@ def agent_table(runs: list[dict[str, Any]]) -> str:
     lines = [
         "## Action-constrained reinforcement learning\n",
         "Rows that depend on the state (Kasaura et al. 2023). Every agent acts through `SafeActions`. `filter`: its",
-        "policy knows nothing of the rows; `project`: the projection is its last layer; `interior`: the bijection into",
+        "policy ignores the rows; `project`: the projection is its last layer; `interior`: the bijection into",
         "the inside, for SAC with exact log-probabilities. Changed: the share of its actions, without noise, that the",
         "filter had to change (float32 rounding included). Short runs on one busy core: read them as a comparison.\n",
         markdown_row(["task", "agent", "seeds", "steps", "return", "changed", "violated", "training", "per action"]),
@@ -139,7 +139,7 @@ def draw(runs: list[dict[str, Any]], path: Path) -> None:
     from matplotlib.figure import Figure
 
     tasks = sorted({r["task"] for r in runs})
-    picture = Figure((5 * len(tasks), 3.6), layout="constrained")
+    picture = Figure((3.4 * len(tasks), 3.6), layout="constrained")
     panels = picture.subplots(1, len(tasks), squeeze=False)[0]
     for panel, task in zip(panels, tasks, strict=True):
         for (name, agent), some in _grouped(runs):
@@ -150,9 +150,10 @@ def draw(runs: list[dict[str, Any]], path: Path) -> None:
             panel.plot(steps, [statistics.fmean(v) for v in values], marker="o", ms=3, label=agent)
             panel.fill_between(steps, [min(v) for v in values], [max(v) for v in values], alpha=0.15)
         panel.set_title(task)
-        panel.set_xlabel("steps")
-    panels[0].set_ylabel("return")
-    panels[-1].legend(fontsize="small")
+        panel.set_xlabel("steps of training")
+        panel.locator_params(axis="x", nbins=4)
+    panels[0].set_ylabel("return per episode")
+    picture.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=5)
     picture.savefig(path, dpi=150)
 
 

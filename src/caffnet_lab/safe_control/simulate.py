@@ -1,4 +1,4 @@
-"""Run a scenario: with the filter and without, and what came of it as numbers."""
+"""Run a scenario with the filter and without, and return the results as numbers."""
 
 from __future__ import annotations
 

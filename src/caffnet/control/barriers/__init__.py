@@ -2,7 +2,7 @@
 
 base      `Barrier`, any function as one, several as one, and time
 unions    smooth unions of half-spaces, several at once
-shapes    polytopes, boxes, circles, with their derivatives written out
+shapes    polytopes, boxes, circles, with formulas for their derivatives
 combine   smooth unions and intersections
 moving    shapes that move with time
 hull      obstacles from their corners

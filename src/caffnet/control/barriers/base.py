@@ -1,11 +1,11 @@
 """The class of all barriers, a barrier from any function, and a stack of several.
 
 A barrier may hold several functions at once, ``h: (..., n_x) -> (..., k)``. Any function will do: its gradient comes
-from automatic differentiation. The shapes that robots meet have theirs written out, which is several times faster.
+from automatic differentiation. Common shapes have formulas for their gradients, which is several times faster.
 
-**Time.** A barrier that `moving` says depends on time, ``h(x, t)``, sees states whose last entry is the time,
-``(..., n_x + 1)``: see `with_time`. Its gradient has one column more, ``∂h/∂t``, and everything else is as ever: along
-the system ``(dx/dt, dt/dt) = (f + g u, 1)``. Users pass x and t; `BarrierConstraint` puts them together.
+**Time.** A barrier with ``moving = True`` depends on time, ``h(x, t)``. Its states have the time as their last entry,
+``(..., n_x + 1)``: see `with_time`. Its gradient has one more column, ``∂h/∂t``; nothing else changes, as the system is
+then ``(dx/dt, dt/dt) = (f + g u, 1)``. Users pass x and t; `BarrierConstraint` joins them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from caffnet.errors import ConstraintError
 
 
 def with_time(x: Tensor, t: Tensor | float) -> Tensor:
-    """States ``(..., n_x)`` with the time as one more entry, ``(..., n_x + 1)``; t broadcasts over the batch.
+    """Append the time to states ``(..., n_x)`` as one more entry, ``(..., n_x + 1)``; t broadcasts over the batch.
 
     >>> with_time(torch.zeros(2, 3), 0.5)
     tensor([[0.0000, 0.0000, 0.0000, 0.5000],
@@ -42,11 +42,11 @@ class GradientExportError(ConstraintError):
 
 
 class Barrier:
-    """Functions ``h_1 ... h_k`` of the state. Subclasses define ``__call__``, and `evaluate` if they can do better."""
+    """Functions ``h_1 ... h_k`` of the state. Subclasses define ``__call__``, and `evaluate` if they have a formula."""
 
-    #: One label per function; None for none.
+    #: One label per function, or None.
     names: tuple[str, ...] | None = None
-    #: Whether h depends on time, which is then the last entry of the states.
+    #: True if h depends on time, which is then the last entry of the states.
     moving: bool = False
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -54,7 +54,7 @@ class Barrier:
         raise NotImplementedError(f"{type(self).__name__} must define __call__(x).")
 
     def evaluate(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """``h(x)`` ``(..., k)`` and its gradient ``(..., k, n_x)``; both can be differentiated again."""
+        """Return ``h(x)`` ``(..., k)`` and its gradient ``(..., k, n_x)``; both can be differentiated again."""
 
         def checked(states: Tensor) -> Tensor:
             value = self(states)
@@ -83,9 +83,9 @@ class Barrier:
         return value.reshape(*batch, *value.shape[1:]), gradient.reshape(*batch, *gradient.shape[1:])
 
     def evaluate_along(self, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """`evaluate`, and how the gradient changes along v ``(..., n_x)``: ``∇²h v``, ``(..., k, n_x)``.
+        """Return `evaluate` and the change of the gradient along v ``(..., n_x)``: ``∇²h v``, ``(..., k, n_x)``.
 
-        By forward-mode differentiation of `evaluate`; subclasses write it out where they can.
+        By forward-mode differentiation of `evaluate`; subclasses override it by a formula.
         """
         if is_exporting():
             raise GradientExportError(
@@ -96,7 +96,7 @@ class Barrier:
         return value, gradient, change
 
     def third(self, x: Tensor, v: Tensor, w: Tensor) -> Tensor:
-        """How ``∇²h v`` changes along w, with v held: ``∇³h v w``, ``(..., k, n_x)``; for barriers of third order."""
+        """Return the change of ``∇²h v`` along w with v fixed: ``∇³h v w``, ``(..., k, n_x)``; for the third order."""
         if is_exporting():
             raise GradientExportError(
                 f"The third derivative of {type(self).__name__} comes from automatic differentiation, which "
@@ -105,11 +105,11 @@ class Barrier:
         return torch.func.jvp(lambda x: self.evaluate_along(x, v)[2], (x,), (w,))[1]
 
     def sides(self, n_x: int) -> Sides | None:
-        """The half-spaces whose smooth unions the functions are, of states of this size; None if they are no such."""
+        """Return the half-spaces whose smooth unions the functions are, for states of this size; else None."""
         return None
 
     def lowered(self, margin: float) -> Barrier:
-        """The barrier ``h - margin``: it keeps a distance. With a higher order, it is the h at its bottom."""
+        """Return the barrier ``h - margin``. For a barrier of higher order, the margin applies to the innermost h."""
         return Lowered(self, margin)
 
 
@@ -117,8 +117,8 @@ class FunctionBarrier(Barrier):
     """Any function as a barrier.
 
     Args:
-        function: ``(n_x,) -> (k,)``, or ``(n_x,) -> ()`` for a single one, made of torch operations. It is given one
-            state at a time, batches by ``torch.func.vmap``; so ``(..., n_x) -> (..., k)`` will do as well. As usual
+        function: ``(n_x,) -> (k,)``, or ``(n_x,) -> ()`` for a single function, made of torch operations. It gets one
+            state at a time, and batches by ``torch.func.vmap``; so ``(..., n_x) -> (..., k)`` works as well. As usual
             under vmap it must not draw random numbers or branch on values.
         names: one label per function.
         moving: the function takes the time too, ``(x, t) -> h``, with t a scalar tensor.
@@ -144,7 +144,7 @@ class FunctionBarrier(Barrier):
 
 
 class Stack(Barrier):
-    """All functions of several barriers, one after the other: every one of them must be >= 0."""
+    """All functions of several barriers in one: all of them must be >= 0."""
 
     def __init__(self, *parts: Barrier):
         if not parts:
@@ -215,7 +215,7 @@ class Lowered(Barrier):
 
 
 class Resting(Barrier):
-    """A barrier that does not depend on time beside others that do: it looks past the last entry of the state."""
+    """A barrier that does not depend on time, for states with time: it ignores the last entry of the state."""
 
     moving = True
 
@@ -246,19 +246,19 @@ class Resting(Barrier):
 
 
 def in_time(barrier: Barrier) -> Barrier:
-    """The barrier over states that carry the time."""
+    """Return the barrier for states with time."""
     return barrier if barrier.moving else Resting(barrier)
 
 
 def as_barrier(given: Barrier) -> Barrier:
-    """Refuse what is no barrier."""
+    """Return the barrier; refuse any other object."""
     if not isinstance(given, Barrier):
         raise ConstraintError(f"barrier must be a Barrier, got {given!r}: wrap a function in FunctionBarrier.")
     return given
 
 
 def labels(names: Sequence[str] | None, count: int | None = None) -> tuple[str, ...] | None:
-    """One label each; a single text would be taken for a list of letters."""
+    """Check a list of labels; refuse a single text, which would be read as a list of letters."""
     if names is None:
         return None
     if isinstance(names, str) or (count is not None and len(names) != count):

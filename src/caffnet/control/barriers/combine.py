@@ -1,6 +1,6 @@
 """Several barriers as one smooth function: all of them, or any of them.
 
-Of the intersection: ``h = -ln(Σ_i exp(-κ h_i)) / κ  <=  min_i h_i``, with ``∇h = Σ_i λ_i ∇h_i``,
+The intersection is ``h = -ln(Σ_i exp(-κ h_i)) / κ  <=  min_i h_i``, with ``∇h = Σ_i λ_i ∇h_i``,
 ``λ = softmax(-κ h_i)``. The union is that of `unions`.
 """
 
@@ -20,7 +20,7 @@ class Intersection(Barrier):
     """Safe where *all* of the functions are >= 0, as one smooth function that never exceeds their minimum.
 
     Args:
-        *parts: barriers; all their functions take part.
+        *parts: barriers; all their functions count.
         sharpness: the κ; the larger, the nearer to the minimum and the less smooth.
 
     >>> from caffnet.control import InsideBox
@@ -73,8 +73,8 @@ class Intersection(Barrier):
 class Union(Intersection):
     """Safe where *any* of the parts is, as one smooth function that never exceeds their maximum.
 
-    A part with several functions is safe where all of them are >= 0, here as everywhere: its smooth intersection takes
-    part. So the union of two rooms, each a box with four walls, is one room or the other.
+    A part with several functions is safe where all of them are >= 0: its smooth intersection counts. So the union of
+    two rooms, each a box with four walls, is one room or the other.
 
     Args:
         *parts: barriers.

@@ -24,13 +24,13 @@ Path = Callable[[Tensor], Tensor]
 
 
 class Moving(Barrier):
-    """A barrier around something that moves, without time in the user's state.
+    """A barrier around a moving obstacle; the state of the system does not contain the time.
 
     Args:
-        barrier: at ``t = 0``, such as `OutsideCircles`.
-        path: how far it has moved: a constant velocity ``(d,)``, or a function of t ``() -> (d,)`` of torch operations
+        barrier: the barrier at ``t = 0``, such as `OutsideCircles`.
+        path: the displacement: a constant velocity ``(d,)``, or a function of t ``() -> (d,)`` of torch operations
             with ``path(0) = 0``, differentiated twice by torch.
-        position: which entries of the state are the position.
+        position: indices of the entries of the state that are the position.
 
     >>> from caffnet.control import OutsideCircles, with_time
     >>> ball = Moving(OutsideCircles([[2.0, 0.0]], [1.0]), [-1.0, 0.0])   # comes from the right

@@ -1,4 +1,4 @@
-"""Shapes with their derivatives written out: stay inside a polytope or a box, stay outside circles and polytopes."""
+"""Shapes with formulas for their derivatives: stay inside a polytope or a box, or outside circles and polytopes."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class InsidePolytope(Barrier):
         return (torch.addmv(b, slopes, x) if x.ndim == 1 else torch.nn.functional.linear(x, slopes, b)), slopes
 
     def evaluate_along(self, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """As `evaluate`: nothing bends."""
+        """Return `evaluate` and zero: the functions are affine."""
         value, gradient = self.evaluate(x)
         return value, gradient, torch.zeros_like(gradient)
 
@@ -59,7 +59,7 @@ class InsidePolytope(Barrier):
         return x.new_zeros(*x.shape[:-1], *self.A.shape)
 
     def sides(self, n_x: int) -> Sides | None:
-        """One each."""
+        """One half-space per function."""
         return Sides(self._slopes.unsqueeze(1), -self.b.unsqueeze(1), None) if n_x == self.A.shape[1] else None
 
 
@@ -69,8 +69,8 @@ class InsideBox(InsidePolytope):
     Args:
         lower: ``(n_x,)``, ``-inf`` where there is no side.
         upper: ``(n_x,)``.
-        names: of the entries of the state, ``n_x`` of them, from which the sides are named ("speed <= 2"); or one per
-            side that is there, in their order.
+        names: one per entry of the state, ``n_x`` of them, from which the sides are named ("speed <= 2"); or one per
+            finite side, in their order.
 
     >>> box = InsideBox([-5.0, -4.0, -torch.inf], [1.0, 2.0, torch.inf])
     >>> box(torch.tensor([0.0, 0.0, 9.0]))
@@ -155,14 +155,14 @@ class OutsideCircles(Barrier):
 
 
 class OutsidePolytopes(Barrier):
-    """Keep a position out of convex polytopes ``{p : A_j p <= b_j}``: one smooth union of its sides per polytope.
+    """Keep a position out of convex polytopes ``{p : A_j p <= b_j}``: one smooth union of sides per polytope.
 
     Args:
         polytopes: pairs ``(A_j, b_j)`` of shapes ``(m_j, d)`` and ``(m_j,)``, rows pointing outwards; see `hull_rows`.
         sharpness: the κ of the smooth union.
         position: which entries of the state are the position.
 
-    All polytopes are evaluated at once: those with fewer sides are filled up with sides that never matter.
+    All polytopes are evaluated at once: those with fewer sides are padded with sides that never matter.
 
     >>> square = ([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]], [1.0, 1.0, 1.0, 1.0])
     >>> OutsidePolytopes([square])(torch.tensor([3.0, 0.0, 0.3]))
@@ -244,7 +244,7 @@ def _like(constant: Tensor, x: Tensor) -> Tensor:
 
 
 def check_position(given: Sequence[int]) -> tuple[int, ...]:
-    """The entries of the position, which must differ."""
+    """Check the indices of the position, which must differ."""
     position = tuple(given)
     if not position or min(position) < 0 or len(set(position)) < len(position):
         raise ConstraintError(f"position must name different entries of the state, counted from 0, got {position}.")

@@ -23,7 +23,7 @@ class ControlAffine:
         drift_jacobian: ``∂f/∂x: (..., n_x) -> (..., n_x, n_x)``, or ``(n_x, n_x)``; by automatic differentiation if
             None. Barriers of higher order use it at every step.
 
-    What they return is used in the number type and on the device of the state.
+    Their results are converted to the number type and device of the state.
 
     >>> pendulum = ControlAffine(
     ...     2, 1,
@@ -52,7 +52,7 @@ class ControlAffine:
         return moved if self.drift is None else moved + self.drift_at(x)
 
     def held(self, x: Tensor, u: Tensor, dt: float) -> Tensor | None:
-        """`rk4` of this system in closed form, ``(..., n_x)``; None if it has none."""
+        """Return the step of `rk4` in closed form, ``(..., n_x)``, or None if the system has no closed form."""
         return None
 
     def drift_at(self, x: Tensor) -> Tensor:
@@ -60,7 +60,7 @@ class ControlAffine:
         if self.drift is None:
             return torch.zeros_like(x)
         moved = self.drift(x)
-        if moved.shape != x.shape:  # any other would broadcast, over states or over samples
+        if moved.shape != x.shape:  # any other shape would broadcast, over states or over samples
             raise ConstraintError(f"drift must give the shape of x, {tuple(x.shape)}, got {tuple(moved.shape)}.")
         return moved.to(x)
 
@@ -90,7 +90,7 @@ class ControlAffine:
         return torch.func.jvp(self.drift_at, (x,), (w,))[1]
 
     def bend(self, gradient: Tensor, x: Tensor, w: Tensor) -> Tensor:
-        """How `pull_back` of a gradient that stays as it is changes along w, ``(..., k, n_x)``."""
+        """Return the change of `pull_back` along w, ``(..., k, n_x)``, for a fixed gradient."""
         return torch.func.jvp(lambda x: self.pull_back(gradient, x), (x,), (w,))[1]
 
     def _automatic_jacobian(self, x: Tensor) -> Tensor:
@@ -121,14 +121,14 @@ def times(matrix: Tensor, vector: Tensor) -> Tensor:
 
 
 def check_states(name: str, value: Tensor, size: int) -> None:
-    """Refuse what is no tensor ``(..., size)`` of a floating type."""
+    """Check for a tensor ``(..., size)`` of a floating type."""
     check_vectors(name, value, size)
     if not value.is_floating_point():
         raise ConstraintError(f"{name} must be of a floating type, got {value.dtype}: write {name}.double().")
 
 
 def check_vectors(name: str, value: Tensor, size: int) -> None:
-    """Refuse what is no tensor ``(..., size)``."""
+    """Check for a tensor ``(..., size)``."""
     if not isinstance(value, Tensor):
         raise ConstraintError(f"{name} must be a tensor, got {type(value).__name__}: write torch.as_tensor({name}).")
     if value.ndim == 0 or value.shape[-1] != size:
@@ -136,7 +136,7 @@ def check_vectors(name: str, value: Tensor, size: int) -> None:
 
 
 def check_system(given: ControlAffine, order: str) -> None:
-    """Refuse what is no system."""
+    """Check for a `ControlAffine`."""
     if not isinstance(given, ControlAffine):
         raise ConstraintError(f"system must be a ControlAffine, got {type(given).__name__}: the order is {order}.")
 

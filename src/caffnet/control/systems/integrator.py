@@ -12,7 +12,7 @@ from caffnet.errors import ConstraintError
 class Integrator(ControlAffine):
     """A point in ``axes`` dimensions: state ``(p, dp/dt, ...)``, input the derivative of the given order.
 
-    The products with f, g and ∂f/∂x are written out: they only shift.
+    The products with f, g and ∂f/∂x have formulas: they only shift entries.
 
     Args:
         axes: number of dimensions.

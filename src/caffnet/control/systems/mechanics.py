@@ -13,10 +13,11 @@ class PlanarQuadrotor(ControlAffine):
 
     ``dv/dt = (-sin θ, cos θ) thrust / mass - (0, gravity)``, ``dω/dt = torque / inertia``.
 
-    The thrust reaches a position at the second derivative, the torque only at the fourth, through the tilt θ. So a row
-    for a position (by one `HighOrder`) speaks of the thrust alone, and of nothing where the thrust points along the
-    wall. Two ways out: limit the tilt by a row of its own, so that the thrust keeps its reach (for floors and
-    ceilings); or make the thrust a state and its second derivative the input, which all then act at the fourth order.
+    The thrust acts on the second derivative of a position, the torque only on the fourth, through the tilt θ. So a row
+    for a position (by one `HighOrder`) depends on the thrust alone, and not even on it where the thrust points along
+    the wall. Two remedies: limit the tilt by another row, so that the thrust keeps its effect (for floors and
+    ceilings); or make the thrust a state and its second derivative the input, so that all inputs act at the fourth
+    order.
 
     >>> PlanarQuadrotor().velocity(torch.zeros(6), torch.tensor([10.81, 0.01]))[3:]
     tensor([0., 1., 1.])
@@ -126,7 +127,7 @@ class TwoLinkArm(ControlAffine):
         super().__init__(4, 2, self._drift, self._actuation, self._jacobian)
 
     def mass_matrix(self, x: Tensor) -> Tensor:
-        """``M(q)``, ``(..., 2, 2)``: the metric in which a change of acceleration is weighed by its inertia."""
+        """``M(q)``, ``(..., 2, 2)``: a metric that weighs a change of acceleration by its inertia."""
         (l1, l2), (m1, m2) = self.lengths, self.masses
         swing = self._couple * torch.cos(x[..., 1])
         outer = torch.full_like(swing, m2 * l2**2)
@@ -134,7 +135,7 @@ class TwoLinkArm(ControlAffine):
         return torch.stack([first, outer + swing, outer + swing, outer], -1).unflatten(-1, (2, 2))
 
     def tip(self, x: Tensor) -> Tensor:
-        """Where the end of the second link is, ``(..., 2)``."""
+        """The position of the end of the second link, ``(..., 2)``."""
         first, both = x[..., 0], x[..., 0] + x[..., 1]
         near, far = (torch.stack([torch.cos(angle), torch.sin(angle)], -1) for angle in (first, both))
         return self.lengths[0] * near + self.lengths[1] * far

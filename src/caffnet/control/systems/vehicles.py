@@ -18,7 +18,7 @@ _SIMPSON = torch.tensor([[0.0, 0.5, 1.0], [1 / 6, 4 / 6, 1 / 6]], dtype=torch.fl
 class Unicycle(ControlAffine):
     """State ``(p_x, p_y, θ)``, input ``(v, ω)``: ``dp/dt = v (cos θ, sin θ)``, ``dθ/dt = ω``.
 
-    The products with g are written out: g is mostly zeros.
+    The products with g have formulas, as g is mostly zeros.
 
     >>> Unicycle().velocity(torch.tensor([3.0, 4.0, 0.0]), torch.tensor([0.5, 0.1]))
     tensor([0.5000, 0.0000, 0.1000])

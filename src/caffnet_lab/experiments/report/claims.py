@@ -341,7 +341,7 @@ def judge(
     rows = tuple((Cell(text=claim.text), *(claim.judge(seen) for seen in evidence)) for claim in claims)
     note = (
         "Each with the figures that decide it. Methods are compared on the seeds that all of them have, under the "
-        "same settings; open where runs are missing (quick ones decide nothing), “so far” where seeds or epochs are."
+        "same settings; “open”: runs are missing (quick runs do not count); “so far”: seeds or epochs are missing."
     )
     if dropout and _any_dropout(groups, task):
         note += " Networks with dropout are judged as the paper measured them, with dropout on."

@@ -67,7 +67,7 @@ STYLE: Any = {
 FIGURE_SEED = {"pwc": 6, "cbf": 10}
 LEAST_GAP = 1e-3  # of a loss summed over 1000 samples: what lies below is solved
 DPI = 200
-PENALTIES = "The losses of NN and HardNet have their penalty in them, 100 times the squared violations."
+PENALTIES = "The losses of NN and HardNet include their penalty, 100 times the squared violations."
 #: Where a figure is one of the paper's.
 PAPER_FIGURES = {
     **{("pwc", "functions"): "Figure 4", ("pwc", "loss"): "Figure 5"},
@@ -101,7 +101,7 @@ def figures(groups: list[Group], best: dict[int, float] | None = None) -> dict[s
         best = optima(groups) if best is None else best
         if any(gap < 0 for group in groups for gap in _gaps(group, best).values()):
             caption += (
-                " Open triangles: below IPOPT's objective, which takes a violation of the constraints or a better "
+                " Open triangles: below IPOPT's objective, which needs a violation of the constraints or a better "
                 "local optimum."
             )
         wanted.append(("gap", caption, partial(optimality_gap, best=best)))
@@ -285,7 +285,7 @@ def optimality_gap(groups: list[Group], best: dict[int, float]) -> Figure | None
 
 
 def repaired(groups: list[Group], best: dict[int, float]) -> Figure | None:
-    """One line per seed, from the frozen network's projection to what w makes of it."""
+    """One line per seed, from the projection of the frozen network to the result with w trained."""
     before, after = (
         next((_gaps(group, best) for group in groups if group.method == name), {}) for name in ("post-hoc", "repair")
     )
@@ -294,10 +294,17 @@ def repaired(groups: list[Group], best: dict[int, float]) -> Figure | None:
         return None
     figure = Figure(figsize=(4.2, 2.8), layout="constrained")
     ax = figure.subplots()
-    for seed in seeds:
-        ends = [abs(before[seed]), abs(after[seed])]
-        ax.plot([0, 1], ends, color=COLOURS["repair"], marker="o", markersize=4, linewidth=1.0)
-        ax.annotate(f"seed {seed}", (1, ends[1]), xytext=(6, -3), textcoords="offset points", fontsize=8)
+    labels: list[tuple[float, list[int]]] = []
+    for seed in sorted(seeds, key=lambda seed: abs(after[seed])):
+        end = abs(after[seed])
+        ax.plot([0, 1], [abs(before[seed]), end], color=COLOURS["repair"], marker="o", markersize=4, linewidth=1.0)
+        if labels and end < 1.3 * labels[-1][0]:  # separate labels would overlap
+            labels[-1][1].append(seed)
+        else:
+            labels.append((end, [seed]))
+    for height, ended in labels:
+        label = f"seed{'s' if len(ended) > 1 else ''} {', '.join(map(str, sorted(ended)))}"
+        ax.annotate(label, (1, height), xytext=(6, -3), textcoords="offset points", fontsize=8)
     ax.set_yscale("log")
     ax.set_xlim(-0.25, 1.45)
     ax.set_xticks([0, 1], ["f projected", "w trained"])

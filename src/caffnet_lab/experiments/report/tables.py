@@ -117,12 +117,13 @@ PAPER_NOTES = {
     "CAffNet looks at choices of dependent rows too, as in the paper: their compromise (ω = 0 for ω <= 0.5 and ω >= "
     "-0.5) counts where it is feasible and nearest; “search=full” leaves them out. The notebook with the authors' "
     "code has other costs than the paper: NN 4.380e+05, HardNet 4.507e+05, CAffNet-FF 8.620e+05 (2.290e+05). Why "
-    "three of five CAffNets stick: after 5 s they stand at obstacle 3 with the largest speed that its row allows, "
+    "three of five CAffNets get stuck: after 5 s they stand at obstacle 3 with the largest speed that its row allows, "
     "under 1e-4 m/s, and the turn rate jumps from one limit to the other in every step, so that the heading swings by "
     "0.05 rad and leads nowhere. Our reading, not measured: little is learned from there, as the speed is on its "
     "bound, where the exact gradient of f is zero, and the heading has no effect on a robot that stands. The last "
     "training losses, over 300 other starts, are 5.8e8 to 7.2e8; those of the other two seeds are 5.4e8 and 6.0e8. "
-    "Protocol “ours” has the tangent gradient, no w that jumps, and limits on the gradients of those who are stuck.",
+    "Protocol “ours” has the tangent gradient, no w that jumps, and limits on the gradients of trajectories "
+    "that are stuck.",
 }
 OUR_NOTES = {
     "pwc": "Feed-forward networks are smooth (SiLU).",
@@ -135,15 +136,15 @@ MEASURES = (
     "In the tables: mean over seeds, sample standard deviation in brackets. “Mean of max” is what the paper calls "
     "“Max”: the mean over samples of the largest row; “true max” is the largest of all rows, samples and seeds, "
     "“strict” with strict=True and in exact arithmetic; “exactly 0” counts the rows, over all samples and seeds, that "
-    "are not violated at all. Times are warm and synchronised, but of long runs, several at once: compare methods in "
-    "the table of speeds. T_train is per epoch, T_test for the whole test set."
+    "are not violated at all. Times are warm and synchronised, but several long runs shared the machine: compare "
+    "methods in the table of speeds. T_train is per epoch, T_test for the whole test set."
 )
 DRIVES = (
     "“Arrived”: within 0.1 m of the goal in the 10 s of the test; “arrival” is the mean time of the seeds that arrive "
-    "within 15 s, the horizon of training. At the goal the robot is put on it and stays: its final distance is 0. "
-    "Fresh starts are 200 random safe states, the same for all runs, that no network was trained on and no setting "
-    "was chosen on, driven for 15 s: “safe” never enter an obstacle, “arrived” come within 0.1 m of the goal, the "
-    "cost is the mean."
+    "within 15 s, the horizon of training. A robot that reaches the goal is put on it and stays: its final distance "
+    "is 0. Fresh starts are 200 random safe states, the same for all runs, that no network was trained on and no "
+    "setting was chosen on, driven for 15 s: “safe” never enter an obstacle, “arrived” come within 0.1 m of the goal, "
+    "the cost is the mean."
 )
 
 #: Of the rows that are optimisers the one that others are compared with comes first.
@@ -180,7 +181,7 @@ def variants_table(groups: list[Group], task: str, protocol: str) -> Table | Non
         return None
     rows = tuple(_measured(group, COLUMNS[task]) for group in groups)
     title = f"Other settings ({task}, protocol “{protocol}”)"
-    note = "The same columns for runs that depart from the protocol further than those above; in brackets, how."
+    note = "The same columns for runs that differ from the protocol more than those above; the brackets say how."
     return Table(f"{task}-{protocol}-variants", title, note, _labels(task), rows, commands=commands(groups))
 
 
@@ -236,7 +237,7 @@ def gap_table(groups: list[Group], protocol: str) -> Table | None:
     columns = ("Method", *(f"seed {seed}" for seed in seeds), "largest gap")
     note = (
         "Mean objective on the test set, seed by seed. A gap below zero is possible only for methods that violate "
-        "constraints, or where IPOPT stopped in a local optimum. Networks with dropout have it off here, as in use."
+        "constraints, or where IPOPT stopped in a local optimum. Dropout is off here, as in use."
     )
     return Table(
         f"opt-{protocol}-seeds", f"Objective per seed (opt, protocol “{protocol}”)", note, columns, tuple(rows)

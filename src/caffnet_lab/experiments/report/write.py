@@ -40,7 +40,7 @@ INTRODUCTION = (
     "",
     "- **pwc**: learn a function of one variable between piecewise bounds; 50 training points, 400 test points.",
     "- **opt**: learn to solve a non-convex program with 5 variables, 5 inequalities and 3 equalities, without labels; "
-    "1000 training and 1000 test points; a seed is another program.",
+    "1000 training and 1000 test points; each seed is another program.",
     "- **cbf**: learn to drive a unicycle past three obstacles to the origin, from 300 states for 15 s; the test is "
     "one state for 10 s, its cost the sum of squared distances and corrections with the final state weighted most.",
     "",

@@ -28,31 +28,31 @@ def yardstick_figures(groups: list[Group]) -> dict[str, tuple[str, Figure]]:
         gaps = gap_distribution(groups) if "gap_percent" in groups[0].records[0]["curves"] else None
         if gaps is not None:
             caption = (
-                "Share of the test samples whose gap to the optimum is at least so large, first seed; dashed: methods "
-                f"that break some row by more than 1e-6. Gaps below {LEAST:g} % are drawn there."
+                "Share of the test samples with at least this gap to the optimum, first seed; dashed: methods that "
+                f"break some row by more than 1e-6. Gaps below {LEAST:g} % are drawn at {LEAST:g} %."
             )
             drawn["gaps"] = (caption, gaps)
         losses = loss_by_epoch(groups)
         if losses is not None:
             caption = (
                 "Training loss above the lowest of the methods that keep the rows, first seed; dashed: methods that "
-                "break some row, whose losses have penalties in them. The table of speeds compares the time of epochs."
+                "break some row, whose losses include penalties. The table of speeds compares the time of epochs."
             )
             drawn["loss"] = (caption, losses)
         for name, caption, draw in (
             (
                 "flows",
                 "Flows of all branches for the largest test load, from the lower limit (-1) to the upper one (1), in "
-                "the order of the optimum's; what lies outside is broken.",
+                "the order of the optimum's; flows outside break a limit.",
                 dispatched_flows,
             ),
             (
                 "forecasts",
-                "The bottom series with the most zeros in the test times, one step ahead: what it was, the base "
-                "forecasts and what the methods make of them.",
+                "The bottom series with the most zeros in the test times, one step ahead: actual values, base "
+                "forecasts and the forecasts of the methods.",
                 forecasts,
             ),
-            ("paths", "The way of the axle from eight test starts, and the ellipses; first seed.", paths),
+            ("paths", "The path of the axle from eight test starts, and the ellipses; first seed.", paths),
         ):
             figure = draw(groups)
             if figure is not None:
@@ -141,7 +141,7 @@ def forecasts(groups: list[Group]) -> Figure | None:
     figure = Figure(figsize=(6.4, 3.0), layout="constrained")
     ax = figure.subplots()
     ax.axhline(0, color="black", linewidth=0.8, linestyle=":")
-    ax.plot(shown[0].records[0]["curves"]["target"], color="black", linewidth=1.0, label="what came")
+    ax.plot(shown[0].records[0]["curves"]["target"], color="black", linewidth=1.0, label="actual values")
     for group in shown:
         style = DASHED["hardnet"] if group.method == "mint" else "-"
         values = group.records[0]["curves"]["forecast"]

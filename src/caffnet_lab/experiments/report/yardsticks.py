@@ -59,10 +59,10 @@ MEASURES = (
     "In the tables: mean over seeds, sample standard deviation in brackets. “Gap” is the distance to the optimiser's "
     "objective: of the means in percent, and of the worst sample of all seeds in percent of its own optimum; it means "
     "little where a method is infeasible. “Infeasible” is the share of test samples that break some row by more than "
-    "1e-6 (of forecasts: that do not add up or are negative); “true max” is the largest violation of all rows, samples "
-    "and seeds. “Error” is the squared error of all series over that of the last known value. T_train is the time of "
-    "an epoch, T_test that of the whole test set. The runs shared a busy machine: compare speeds in the table of "
-    "speeds."
+    "1e-6 (for forecasts: that do not add up or are negative); “true max” is the largest violation of all rows, "
+    "samples and seeds. “Error” is the squared error of all series over that of the last known value. T_train is the "
+    "time of an epoch, T_test that of the whole test set. The runs shared a busy machine: compare speeds in the table "
+    "of speeds."
 )
 _TIMES = (("train_ms", "T_train (ms)"), ("test_ms", "T_test (ms)"))
 _OPTIMISED: tuple[tuple[str, str], ...] = (
