@@ -313,8 +313,8 @@ FN int accepts(const Rows *s, const double *y, double start) {
 }
 
 /* Check y, computed from numbers of size |y| + start. REJECTED: a row is exceeded by more than rounding explains (a row of
-   zeros: at all; a bound at the wrong infinity: always), or, if `firm`, a bound of one output at all, relaxed ones aside. WITHIN_TOL: a row that is not in `held`
-   (NULL: none is) is exceeded by rounding. INSIDE: neither. */
+   zeros: at all; a bound at the wrong infinity: always), or, if `firm`, a bound of one output at all, relaxed ones aside.
+   WITHIN_TOL: a row that is not in `held` (NULL: none is) is exceeded by rounding. INSIDE: neither. */
 FN int check(const Rows *s, const double *y, double start, const int8_t *held, int firm) {
     double all = largest(y, outputs_of(s)) + start, share = s->t->feasibility;
     int state = CAFFNET_INSIDE;
