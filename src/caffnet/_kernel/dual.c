@@ -187,7 +187,8 @@ FN Index dual(Work *work, const double *g, double *y, const int8_t *start, doubl
         int flat = work->flat;
         work->flat = 0;
         if (join(work, p, at, y)) continue;
-        if (coarse > 0.0 && !flat && face->k == before) { /* y has accumulated the rounding of all steps: compute it anew, and check again */
+        /* y has accumulated the rounding of all steps: compute it anew, and check again. */
+        if (coarse > 0.0 && !flat && face->k == before) {
             flat_point(s, face, g, y);
             work->flat = 1;
             waiting = 0;

@@ -198,7 +198,8 @@ FN Index climb(Work *work, const double *g, double *y, double *relax, const int8
                 work->conflict[i] = is_finite(s->high[i]) ? 1.0 : is_finite(s->low[i]) ? -1.0 : 0.0;
                 work->fine[i] = 0.0;
             }
-        double noise = 0.0, needed = needed_relaxation(work, largest(g, outputs_of(s)), &noise); /* not y: rows that differ only by rounding have moved it far away */
+        /* The size of g, not of y, which rows that differ only by rounding have moved far away. */
+        double noise = 0.0, needed = needed_relaxation(work, largest(g, outputs_of(s)), &noise);
         if (needed == HUGE_VAL) return CONFLICT;
         if (k == CONFLICT && needed > 0.0) keep_farthest(work);
         if (k == CONFLICT && needed > *relax + noise) *relax = needed;
