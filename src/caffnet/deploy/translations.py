@@ -51,10 +51,13 @@ def _constants() -> dict[Any, Any]:
     def local_scalar_dense(self):
         return op.Identity(self)
 
+    def like(number: Any, x: Any) -> Any:
+        return op.CastLike(constant(number), x)
+
     # By Max and Min: Clip takes the largest number for a side that is missing, also for an infinite x.
     def clamp(self, min: Any = None, max: Any = None):
-        above = self if min is None else op.Max(self, op.CastLike(constant(min), self))
-        return above if max is None else op.Min(above, op.CastLike(constant(max), self))
+        above: Any = self if min is None else op.Max(self, like(min, self))
+        return above if max is None else op.Min(above, like(max, self))
 
     def clamp_max(self, max: Any):
         return clamp(self, None, max)
