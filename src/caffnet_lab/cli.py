@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import sys
 from pathlib import Path
@@ -215,19 +216,14 @@ def demo(
     _check_file("--out", out)
     _make_folder(out.parent)
 
-    from rich.progress import Progress
     from rich.table import Table as Grid
 
     from caffnet_lab.experiments.demo import compare, draw
+    from caffnet_lab.experiments.progress import progress_bar
 
     console = Console()
-    with Progress(console=console, transient=True) as progress:
-        task = progress.add_task("training", total=1.0)
-
-        def advance(name: str, share: float, loss: float) -> None:
-            progress.update(task, completed=share, description=f"{name}, loss {loss:.4f}")
-
-        results = compare(seed, epochs, advance)
+    with progress_bar(console, 1.0) as show:
+        results = compare(seed, epochs, lambda name, share, loss: show(f"{name}, loss {loss:.4f}", share))
     grid = Grid(title=f"Piecewise task, {epochs} epochs, 400 test points", title_justify="left")
     for header in ("network", "mean squared error", "largest violation", "test points violated"):
         grid.add_column(header, justify="left" if header == "network" else "right")
@@ -254,23 +250,19 @@ def methods(
     _check_folder("--out", out)  # before minutes of work whose results could not be written
 
     import torch
-    from rich.progress import Progress
     from rich.table import Table as Grid
 
     from caffnet import ConstraintError
     from caffnet.methods import METHODS
+    from caffnet_lab.experiments.progress import progress_bar
     from caffnet_lab.methods_table import report
     from caffnet_lab.methods_table.families import FAMILIES
     from caffnet_lab.methods_table.table import measure
 
     console = Console()
-    with Progress(console=console, transient=True) as progress:
-        task = progress.add_task("measuring", total=len(method or METHODS) * len(family or FAMILIES))
-
-        def advance(name: str, kind: str) -> None:
-            progress.update(task, advance=1, description=f"{name}, {kind}")
-
-        try:
+    cells = itertools.count()
+    try:
+        with progress_bar(console, len(method or METHODS) * len(family or FAMILIES)) as show:
             table = measure(
                 method,
                 family,
@@ -279,11 +271,10 @@ def methods(
                 epochs=epochs,
                 seed=seed,
                 dtype=torch.float32 if float32 else torch.float64,
-                progress=advance,
+                progress=lambda name, kind: show(f"{name}, {kind}", next(cells)),
             )
-        except (ConfigError, ConstraintError) as error:
-            progress.stop()
-            _fail(error)
+    except (ConfigError, ConstraintError) as error:
+        _fail(error)
     for title, build, _ in report.SECTIONS:
         header, rows = build(table)
         grid = Grid(*header, title=title, title_justify="left", show_lines=False)
@@ -320,11 +311,11 @@ def bench(
 
     machine.wait_passively(sys.argv[1:])
 
-    from rich.progress import Progress
     from rich.table import Table as Grid
 
     from caffnet_lab.bench import claims, everyday, measure, report
     from caffnet_lab.bench.ready import Limits
+    from caffnet_lab.experiments.progress import progress_bar
 
     console = Console(width=None if sys.stdout.isatty() else 150)
     try:
@@ -336,20 +327,19 @@ def bench(
         _fail(error)
     limits = Limits(threads or machine.default_threads(), seconds=limit)
     conditions = {**machine.conditions(limits.threads), "quick": quick}
-    with Progress(console=console, transient=True) as progress:
-        bar = progress.add_task("measuring", total=None)
+    with progress_bar(console) as show:
         facts, records = measure.run(
             chosen,
             names,
             limits,
             measure.QUICK if quick else measure.Effort(),
             watched,
-            lambda where, what: progress.update(bar, description=f"{where}: {what}"),
+            lambda where, what: show(f"{where}: {what}", None),
             lambda facts, records: report.save(out, conditions, facts, records, claims.judge(facts, records)),
         )
         daily = []
         if everyday.NAME in task if task else contestant is None:
-            daily = everyday.measure(quick, lambda line: progress.update(bar, description=line))
+            daily = everyday.measure(quick, lambda line: show(line, None))
     conditions["load_at_end"] = machine.load()
     judged = [*claims.judge(facts, records), *daily]
     for title, header, rows in (

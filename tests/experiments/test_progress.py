@@ -7,7 +7,7 @@ from rich.console import Console
 
 from caffnet_lab.experiments import progress
 from caffnet_lab.experiments.config import resolve
-from caffnet_lab.experiments.progress import describe, progress_bars
+from caffnet_lab.experiments.progress import describe, progress_bar, progress_bars
 from caffnet_lab.experiments.training import Tick
 
 CONFIG = resolve("opt", "nn", 1)
@@ -41,3 +41,17 @@ def test_a_log_shows_life_every_minute(monkeypatch):
 
 def test_description_names_the_headline():
     assert describe(CONFIG, RECORD).endswith("objective -0.1, worst violation 3.0e-01")
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_long_measurement_shows_what_it_does(monkeypatch, terminal):
+    out, times = io.StringIO(), iter((1000.0, 1010.0, 1049.0, 1051.0, 1051.0, 1060.0))
+    if not terminal:  # the fourth is asked for twice: a line is due, and when it was written
+        monkeypatch.setattr(progress.time, "monotonic", lambda: next(times))
+    with progress_bar(Console(file=out, force_terminal=terminal, width=80), 4) as show:
+        for share in range(4):
+            show(f"rival [{share}]", share)
+    if terminal:
+        assert "rival" in out.getvalue()
+    else:
+        assert out.getvalue().splitlines() == ["rival [2]"]  # at most one line a minute, with its brackets

@@ -1,14 +1,15 @@
-"""Progress of many runs on a terminal; elsewhere one line per finished run, and a sign of life every minute."""
+"""Progress of many runs, or of one long measurement: bars on a terminal, elsewhere a line at least every minute."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from caffnet_lab.experiments.campaign import OnDone, OnTick
@@ -63,21 +64,47 @@ def progress_bars(runs: list[RunConfig], console: Console) -> Iterator[tuple[OnT
         yield on_tick, on_done
 
 
+@contextlib.contextmanager
+def progress_bar(console: Console, total: float | None = None) -> Iterator[Callable[[str, float | None], None]]:
+    """The callback of one long measurement: what is done now, and how much of `total` is complete."""
+    if not console.is_terminal:
+        log = _Log(console)
+        yield lambda text, completed: log.say_sometimes(text)
+        return
+    with Progress(console=console, transient=True) as bars:
+        bar = bars.add_task("measuring", total=total)
+        yield lambda text, completed: bars.update(bar, description=escape(text), completed=completed)
+
+
+class _Log:
+    """Lines in a pipe.
+
+    Args:
+        console: where they go.
+    """
+
+    def __init__(self, console: Console):
+        self.console = console
+        self.last = time.monotonic()
+
+    def say(self, text: str) -> None:
+        self.last = time.monotonic()
+        self.console.print(text, soft_wrap=True, highlight=False, markup=False)
+
+    def say_sometimes(self, text: str) -> None:
+        if time.monotonic() - self.last >= HEARTBEAT:
+            self.say(text)
+
+
 def _lines(console: Console) -> tuple[OnTick, OnDone]:
     """For a pipe: what is finished, and in between how far a run is, at least every minute or every epoch."""
-    last = time.monotonic()
-
-    def say(text: str) -> None:
-        nonlocal last
-        last = time.monotonic()
-        console.print(text, soft_wrap=True, highlight=False)
+    log = _Log(console)
 
     def on_tick(config: RunConfig, tick: Tick) -> None:
-        if time.monotonic() - last >= HEARTBEAT:
-            done = f"epoch {tick.epoch} of {tick.epochs}"
-            say(f"{config.label}: {done}, loss {tick.loss:.6g}, worst violation {tick.worst:.1e}")
+        done = f"epoch {tick.epoch} of {tick.epochs}"
+        log.say_sometimes(f"{config.label}: {done}, loss {tick.loss:.6g}, worst violation {tick.worst:.1e}")
 
-    return on_tick, lambda config, record: say(describe(config, record))
+    return on_tick, lambda config, record: log.say(describe(config, record))
 
 
 def describe(config: RunConfig, record: dict[str, Any]) -> str:
