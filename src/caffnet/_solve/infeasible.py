@@ -74,7 +74,10 @@ def report(problem: Problem, answer: Answer, options: Options) -> None:
     lost = (answer.status == Status.INFEASIBLE).nonzero().squeeze(-1).tolist()
     samples = [sample_index(i, problem.batch_shape) for i in lost]
     conflicts = [explain(problem, options, i) for i in lost[:_EXPLAINED]]
-    lines = [f"  sample {index or '()'}: {conflict}" for index, conflict in zip(samples, conflicts, strict=False)]
+    lines = [
+        f"  {f'sample {index}: ' if index else ''}{conflict}"
+        for index, conflict in zip(samples, conflicts, strict=False)
+    ]
     more = f"\n  ... and {len(samples) - len(conflicts)} more" if len(samples) > len(conflicts) else ""
     raise InfeasibleError(
         f"{_rank()}No point satisfies the constraints of {len(samples)} of {problem.f.shape[0]} samples:\n"

@@ -39,7 +39,7 @@ class Prepared:
 
         >>> ready = prepare(AffineSet.inequality(torch.ones(1, 2), [1.0]))
         >>> ready.with_bounds(upper=torch.zeros(5, 1)).set
-        AffineSet(1 rows in R^2, batch (5,))
+        AffineSet(1 row in R^2, batch (5,))
         """
         return Prepared(self.set.with_bounds(lower, upper), self.search)
 

@@ -267,7 +267,7 @@ class AffineSet:
 
     def __repr__(self) -> str:
         batch = f", batch {tuple(self.batch_shape)}" if self.batch_shape else ""
-        return f"AffineSet({self.m} rows in R^{self.n}{batch})"
+        return f"AffineSet({self.m} row{'' if self.m == 1 else 's'} in R^{self.n}{batch})"
 
     # ------------------------------------------------------------------------------------------------ new from old
 

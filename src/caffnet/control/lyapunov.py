@@ -37,7 +37,7 @@ class LyapunovConstraint:
     >>> from caffnet.control import Integrator
     >>> goal = LyapunovConstraint(Integrator(1, 1), Quadratic([[1.0]]), weight=100.0)
     >>> goal(torch.tensor([2.0]))       # 4 u <= -4 + slack
-    AffineSet(1 rows in R^1)
+    AffineSet(1 row in R^1)
     >>> project(torch.zeros(1), goal(torch.tensor([2.0]))).value    # all but 1 / 1600 of the way
     tensor([-0.9994])
     """
