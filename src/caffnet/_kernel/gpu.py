@@ -182,7 +182,7 @@ def _functions(device: int) -> dict[str, int]:
 
 
 def _ask(function: Callable[..., Any], *arguments: Any) -> Any:
-    """What a function of the driver gives."""
+    """Call a function of the driver; its result."""
     error, *given = function(*arguments)
     if error:
         raise KernelError(f"The kernel cannot run on the GPU: {function.__name__} says {error}.")
