@@ -130,7 +130,7 @@ def test_post_hoc_takes_the_soft_network():
     [
         ('task = "opt"\nlearning_rte = 1', r"Unknown setting learning_rte in .*a.toml. Known: task, protocol"),
         ('task = "opt"\na = 1\nb = 1', "Unknown settings a, b"),
-        ("epochs = 3", "needs a task: one of pwc, opt, cbf"),
+        ("epochs = 3", "Name a task: one of pwc, opt, cbf"),
         ('task = "sat"', "task must be one of pwc, opt, cbf, dc3-simple, .*, got 'sat'"),
         ('task = "opt"\nprotocol = "best"', "protocol must be one of paper, ours, got 'best'"),
         ('task = "pwc"\nmethods = ["ipopt"]', "method must be one of nn, hardnet, .*, got 'ipopt'"),
