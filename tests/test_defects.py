@@ -990,3 +990,13 @@ def test_arguments_of_the_wrong_kind_are_named():
             measure("x")
         with pytest.raises(ConstraintError, match=r"^y must be a dense tensor, got a sparse one"):
             measure(f.to_sparse())
+
+
+def test_an_empty_set_of_one_sample_is_named_without_an_index():
+    rows = AffineSet(torch.ones(2, 1), torch.tensor([1.0, -float("inf")]), torch.tensor([float("inf"), 0.0]))
+    assert repr(rows) == "AffineSet(2 rows in R^1)"
+    assert repr(AffineSet.box(0.0, 1.0, dim=1)) == "AffineSet(1 row in R^1)"
+    with pytest.raises(InfeasibleError, match=r"1 of 1 samples:\n  row 0 \(lower bound"):
+        project(torch.tensor([0.5]), rows)
+    with pytest.raises(InfeasibleError, match=r"2 of 2 samples:\n  sample \(0,\): row 0"):
+        project(torch.tensor([[0.5], [3.0]]), rows)
