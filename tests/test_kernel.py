@@ -446,10 +446,49 @@ def test_a_warm_start_does_not_change_the_answer_of_a_large_set():
         assert torch.equal(warm.active, cold.active)
 
 
+@pytest.mark.parametrize("spoiled", [None, "nan", "empty"])
+def test_all_samples_can_begin_with_the_rows_of_the_first(spoiled: str | None):
+    set, f, *_ = batch_of_sets(6, 20, 90, 30)
+    if spoiled == "nan":
+        f[0, 0] = torch.nan
+    if spoiled == "empty":
+        A, upper = set.A.clone(), set.upper.clone()
+        A[0, 3], upper[0, 3] = -A[0, 0], -upper[0, 0] - 1
+        set = AffineSet.from_parts(A, set.lower, upper, None, set.row_kinds)
+    cold = project(f, set, search="active", on_infeasible="nan")
+    warm = project(f, set, search="active", on_infeasible="nan", start="first")
+    assert int(cold.status[0]) == {None: 1, "nan": 4, "empty": 3}[spoiled]
+    torch.testing.assert_close(warm.value, cold.value, rtol=1e-10, atol=1e-10, equal_nan=True)
+    assert torch.equal(warm.active[1:], cold.active[1:]) and torch.equal(warm.status, cold.status)
+
+
+def test_the_rows_of_the_first_sample_reach_the_kernel(monkeypatch: pytest.MonkeyPatch):
+    given = []
+    kernel = native.solve
+
+    def watched(problem, options, start=None, value_only=False):
+        given.append(start)
+        return kernel(problem, options, start, value_only)
+
+    monkeypatch.setattr(native, "solve", watched)
+    set, f, *_ = batch_of_sets(6, 20, 40, 12)
+    layer = CAffine(lambda x: set[:x], search="active", warm_start="first")
+    layer(f.requires_grad_(), x=20).sum().backward()
+    alone, rest = given
+    assert alone is None and torch.equal(rest, project(f, set, search="active").active[:1].expand(20, -1))
+    given.clear()
+    layer(f[:1], x=1)
+    assert given == [None]  # one sample has no other to help
+
+
 def test_a_start_of_the_wrong_shape_is_refused():
     set, f, *_ = batch_of_sets(5, 4, 7, 4)
     with pytest.raises(ValueError, match=r"start must have shape \(4, 7\)"):
         project(f, set, start=torch.zeros(3, 7))
+    with pytest.raises(ValueError, match=r"start must have shape \(4, 7\).* got 'frist'"):
+        project(f, set, start="frist")
+    with pytest.raises(ValueError, match="warm_start must be True, False or 'first', got 'frist'"):
+        CAffine(set, warm_start="frist")
 
 
 def test_a_layer_can_start_warm():

@@ -625,3 +625,40 @@ def test_empty_rows_among_sparse_ones(monkeypatch: pytest.MonkeyPatch):
     few = in_entries(set, monkeypatch)
     slopes = [torch.autograd.grad((project(f, s, search="active").value * v).sum(), f)[0] for s in (few, set)]
     assert (slopes[0] - slopes[1]).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("gradient", ["exact", "tangent"])
+@pytest.mark.parametrize("dtype", [DOUBLE, torch.float32])
+def test_a_large_box_has_all_gradients_of_a_small_one(dtype: torch.dtype, gradient: str):
+    """With bounds at infinity, equal bounds, and bounds that exclude each other; f inside, on a bound and outside."""
+    stream = torch.Generator().manual_seed(10)
+    n = 1100
+    low, high = (sign * torch.rand(5, n, generator=stream, dtype=DOUBLE) for sign in (-1, 1))
+    low[:, :20] = high[:, :20]
+    low[:, 20:60], high[:, 40:80] = -math.inf, math.inf
+    f = 2 * normal(stream, 5, n)
+    f[0] = torch.where(torch.isfinite(low[0] + high[0]), (low[0] + high[0]) / 2, 0.0)
+    f[1, 80:90] = high[1, 80:90]
+    low[2, 90] = high[2, 90] + 1  # empty: every row gives way by the same amount
+    f[3, 100] = math.nan
+    v = normal(stream, 5, n).to(dtype)
+    found = []
+    for whole in (False, True):
+        leaves = [t.to(dtype).requires_grad_() for t in (f, low, high)]
+        set = AffineSet.box(*leaves[1:])
+        assert sparse.is_sparse(set.A)
+        set = set.to_dense() if whole else set
+        answer = project(leaves[0], set, search="active", gradient=gradient, on_infeasible="nearest")
+        found.append([answer.status, answer.active, answer.value, *torch.autograd.grad(answer.value, leaves, v)])
+    assert found[0][0].tolist() == [0, 1, 3, 4, 1]
+    assert_same(*found)
+
+
+def test_a_budget_beyond_the_largest_number():
+    """The nearest point has no number in float32: the set of all numbers is empty, with and without a direct method."""
+    for n in (4, 200):
+        scaled = torch.full((1, n), 1e-30)
+        set = AffineSet.equality(scaled, [1e20]) & AffineSet.box(0.0, None, dim=n)
+        answer = project(torch.rand(2, n), set, search="active", on_infeasible="nearest")
+        assert (answer.status == Status.INFEASIBLE).all()
+        assert (answer.value == torch.finfo(torch.float32).max).all()

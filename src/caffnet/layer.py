@@ -33,8 +33,10 @@ class CAffine(nn.Module):
 
     Args:
         constraint: an `AffineSet` that holds for every input, or any function ``x -> AffineSet``.
-        warm_start: begin every search with the active rows of the previous call, if the batch has the same shape: for
-            the steps of a controller or a sweep, where few rows change. The answers are the same to rounding.
+        warm_start: True to begin every search with the active rows of the previous call, if the batch has the same
+            shape: for the steps of a controller or a sweep, where few rows change. ``"first"`` to solve the first
+            sample of each batch and begin all others with its rows: for batches that mostly meet the same rows. The
+            answers are the same to rounding.
         null_limit: a number c that keeps ``|w| <= c · dist(f, S)``, so that the output no longer jumps where f leaves
             the set; None, the paper's map, takes w as it is. See `CAffNet`.
         metric: the metric of distances for all inputs, as in `project`. For a metric that depends on the input, let the
@@ -70,7 +72,7 @@ class CAffine(nn.Module):
         self,
         constraint: Constraint,
         *,
-        warm_start: bool = False,
+        warm_start: bool | str = False,
         null_limit: float | None = None,
         metric: ArrayLike | None = None,
         **options: Any,
@@ -90,6 +92,8 @@ class CAffine(nn.Module):
                 "leave w out."
             )
         self.null_limit = null_limit
+        if not isinstance(warm_start, bool) and warm_start != "first":
+            raise ConstraintError(f"warm_start must be True, False or 'first', got {warm_start!r}.")
         if isinstance(constraint, Prepared):
             options = {"search": constraint.search, **options}
             constraint = constraint.set
@@ -157,8 +161,8 @@ class CAffine(nn.Module):
                 options = self._definite or options.searching(constraints.search)
         if self.null_limit is not None and w is not None:
             w = limit_null(f, w, constraints, options, self.null_limit)
-        if not self.warm_start or is_compiling():
-            return solve_checked(f, constraints, w, options, value_only=value_only)
+        if self.warm_start is not True or is_compiling():
+            return solve_checked(f, constraints, w, options, "first" if self.warm_start else None, value_only)
         m = set_of(constraints).m
         before = self._rows_before
         fits = before is not None and before.shape == (*f.shape[:-1], m) and before.device == f.device

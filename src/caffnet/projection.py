@@ -50,7 +50,7 @@ import torch
 from torch import Tensor
 
 from caffnet._solve import gradient as differentiable
-from caffnet._solve import graph, slack, sparse, stationary
+from caffnet._solve import graph, run, slack, sparse, stationary
 from caffnet._solve.prepare import Prepared, choose_search, set_of
 from caffnet._solve.problem import Answer, Options, Problem, Status, check_options
 from caffnet._solve.tracing import (
@@ -214,7 +214,7 @@ def project(
     on_infeasible: str = "raise",
     gradient: str = "exact",
     budget: int | None = None,
-    start: Tensor | None = None,
+    start: Tensor | str | None = None,
     metric: ArrayLike | None = None,
 ) -> Projection:
     r"""Apply the CAffine map $P^*$: return `f` if it is feasible, else the feasible candidate nearest to `f`.
@@ -247,8 +247,10 @@ def project(
         budget: how many sub-constraints ``"full"``, ``"lite"`` and ``"paper"`` may look at, as the bytes that a list of
             them would take; 256 MiB if None.
         start: rows to begin the search with, ``(..., m)``, for example `Projection.active` of an earlier call: a warm
-            start, faster when few rows change. The answer is the same to rounding; with `w` and ``search="active"``,
-            where more rows than needed meet in a point, it may be another candidate.
+            start, faster when few rows change. Or ``"first"``: the first sample of the batch is solved, and all others
+            begin with its rows: for a batch of samples that mostly meet the same rows. The answer is the same to
+            rounding; with `w` and ``search="active"``, where more rows than needed meet in a point, it may be another
+            candidate.
         metric: measure distances by ``‖y - f‖_M`` instead of the Euclidean norm: a positive definite matrix
             ``(..., n, n)``, or its diagonal ``(n,)``; short for `AffineSet.with_metric`.
 
@@ -275,7 +277,7 @@ def project(
 
 
 def project_checked(
-    f: Tensor, set: AffineSet | Prepared, w: Tensor | None, options: Options, start: Tensor | None = None
+    f: Tensor, set: AffineSet | Prepared, w: Tensor | None, options: Options, start: Tensor | str | None = None
 ) -> Projection:
     """Do the same as `project`, with options that have been checked."""
     return Projection(*solve_checked(f, set, w, options, start))
@@ -286,7 +288,7 @@ def solve_checked(
     set: AffineSet | Prepared,
     w: Tensor | None,
     options: Options,
-    start: Tensor | None = None,
+    start: Tensor | str | None = None,
     value_only: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, str, AffineSet, Tensor | None]:
     """Return the fields of a `Projection`. With `value_only` the status and the active rows may be missing."""
@@ -302,7 +304,9 @@ def solve_checked(
     problem = flatten(constraints, f, w, batch, soft_rows(constraints, options))
     if slacks:
         problem = price_slacks(problem, constraints, batch)
-    if start is not None:
+    if isinstance(start, str) and start == "first":
+        start = run.rows_of_first(problem, options)
+    elif start is not None:
         start = start_lines(start, batch, constraints.m, problem.f.is_meta)
     value, status, active, _ = differentiable.answer(problem, options, start, value_only and not slacks)
     if slacks:
@@ -435,9 +439,9 @@ def _batch_shape(f: Tensor, set: AffineSet) -> torch.Size:
     return whole
 
 
-def start_lines(start: Tensor, batch: torch.Size, m: int, meta: bool = False) -> Tensor:
+def start_lines(start: Tensor | str, batch: torch.Size, m: int, meta: bool = False) -> Tensor:
     """The rows to begin with, one sample per line; without numbers if `meta`."""
-    got = tuple(start.shape) if isinstance(start, Tensor) else type(start).__name__
+    got = tuple(start.shape) if isinstance(start, Tensor) else repr(start)
     if isinstance(start, Tensor) and got == (*batch, m):
         if start.layout == torch.strided and not start.is_complex() and (meta or not start.is_meta):
             return start.sign().to(torch.int8).reshape(batch.numel(), m)

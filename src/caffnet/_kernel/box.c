@@ -101,10 +101,10 @@ FN void clip_gradient(const CaffnetBatch *batch, const CaffnetGradients *to, int
             double low = load(batch->lower, b * batch->lower_step + j, single);
             double high = load(batch->upper, b * batch->upper_step + j, single), y = load(batch->value, b * batch->n + j, single);
             double size = 2.0 * (share > fine ? larger(fabs(y), fine / share * top) : top); /* as size_at has it */
-            double free = share * size + batch->t.underflow;
+            int equal = low == high && (passes || active[j] != 0); /* a broken one binds nothing */
             inward = v;
-            if (low == high || active[j] > 0 || fabs(y - high) <= free + share * fabs(high)) inward = larger(inward, 0.0);
-            if (low == high || active[j] < 0 || fabs(y - low) <= free + share * fabs(low)) inward = smaller(inward, 0.0);
+            if (equal || active[j] > 0 || lies_on(y, high, size, &batch->t)) inward = larger(inward, 0.0);
+            if (equal || active[j] < 0 || lies_on(y, low, size, &batch->t)) inward = smaller(inward, 0.0);
             if (v != v) inward = v;
         }
         if (to->f) store(to->f, b * batch->n + j, inward, single);

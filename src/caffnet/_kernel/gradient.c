@@ -32,8 +32,7 @@ FN void row_gradient(const Rows *s, Index i, double side, double lambda, double 
 FN int touches(const Work *work, Index i, int side, double value, double size, const int8_t *active) {
     const Rows *s = &work->rows;
     if (s->equal[i] || active[i] == side) return 1; /* whatever the distance: `strict` stops short of its rows */
-    double bound = side > 0 ? s->high[i] : s->low[i];
-    return is_finite(bound) && fabs(value - bound) <= work->t.feasibility * (size + fabs(bound)) + work->t.underflow;
+    return lies_on(value, side > 0 ? s->high[i] : s->low[i], size, &work->t);
 }
 
 /* p = -(the projection of -v on the tangent cone at y), which replaces p = N v; N v stays where rounding is in the way. */

@@ -141,11 +141,11 @@ def _step(t: Tensor, core: int) -> int:
     return 0 if t.ndim <= core or t.shape[0] < 2 else t.stride(0)
 
 
-def _array(t: Tensor, core: int) -> tuple[Tensor, int, int]:
-    """Return a tensor in the form of `lines`, its step and its address."""
+def _array(t: Tensor, core: int, samples: int) -> tuple[Tensor, int, int]:
+    """Return a tensor of so many samples in the form of `lines`, its step and its address."""
     if t.is_neg() or not t.is_contiguous():
         t = lines(t, core)
-    return t, _step(t, core), t.data_ptr()
+    return t, 0 if samples < 2 or t.ndim <= core else t.stride(0), t.data_ptr()
 
 
 class Batch:
@@ -168,13 +168,13 @@ class Batch:
     ):
         f, w, A, lower, upper, metric, row_kinds, _, _, soft_rows = p
         starts, columns, A = sparse.entries(A) if sparse.is_sparse(A) else (None, None, A)
-        f, f_step, f_at = _array(f, 1)
-        w, w_step, w_at = (None, 0, 0) if w is None else _array(w, 1)
-        A, A_step, A_at = _array(A, 2)
-        lower, lower_step, lower_at = _array(lower, 1)
-        upper, upper_step, upper_at = _array(upper, 1)
-        metric, metric_step, metric_at = (None, 0, 0) if metric is None else _array(metric, 2)
         (samples, n), dtype, m, search = f.shape, f.dtype, len(row_kinds), SEARCHES[options.search]
+        f, f_step, f_at = _array(f, 1, samples)
+        w, w_step, w_at = (None, 0, 0) if w is None else _array(w, 1, samples)
+        A, A_step, A_at = _array(A, 2, samples)
+        lower, lower_step, lower_at = _array(lower, 1, samples)
+        upper, upper_step, upper_at = _array(upper, 1, samples)
+        metric, metric_step, metric_at = (None, 0, 0) if metric is None else _array(metric, 2, samples)
         entries = None if starts is None else A.shape[0]
         size = m * n if entries is None else entries  # numbers in a matrix: a measure of work
         self.samples, self.n, self.m, self.search, self.size = samples, n, m, search, size

@@ -300,6 +300,11 @@ FN double size_at(const Rows *s, Index i, const double *y, double all) {
     return larger(smaller(2.0 * own, all), fine / share * all);
 }
 
+/* Whether a value lies on a bound, up to rounding in numbers of this size. */
+FN int lies_on(double value, double bound, double size, const CaffnetTolerances *t) {
+    return is_finite(bound) && fabs(value - bound) <= t->feasibility * (size + fabs(bound)) + t->underflow;
+}
+
 /* Whether every row holds at y up to the rounding of what it was computed from: y, its bound, and numbers of size `start`. */
 FN int accepts(const Rows *s, const double *y, double start) {
     double all = largest(y, outputs_of(s)) + start;

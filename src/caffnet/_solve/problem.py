@@ -135,7 +135,7 @@ class Problem(NamedTuple):
         """The same problem without gradients."""
         return self.replace_tensors(*(None if t is None else t.detach() for t in self.tensors))  # pyright: ignore
 
-    def at(self, places: Tensor) -> Problem:
+    def at(self, places: Tensor | slice) -> Problem:
         """The samples at these places; what all samples share stays shared."""
         pairs = zip(self.tensors, CORES, strict=True)
         return self.replace_tensors(*(t if t is None or t.ndim == core else t[places] for t, core in pairs))  # pyright: ignore

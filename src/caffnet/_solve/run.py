@@ -8,6 +8,7 @@ in plain arithmetic (`graph`).
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import operator
 import warnings
@@ -21,7 +22,14 @@ from caffnet._kernel import gpu, native
 from caffnet._solve import graph, sparse
 from caffnet._solve.infeasible import report
 from caffnet._solve.problem import CORES, Answer, Options, Problem
-from caffnet._solve.tracing import are_concrete, is_compiling, is_exporting_plain, no_autocast
+from caffnet._solve.tracing import (
+    are_concrete,
+    is_batched_gradient,
+    is_compiling,
+    is_concrete,
+    is_exporting_plain,
+    no_autocast,
+)
 
 
 def solve(problem: Problem, options: Options, start: Tensor | None = None, value_only: bool = False) -> Answer:
@@ -41,7 +49,9 @@ def solve(problem: Problem, options: Options, start: Tensor | None = None, value
             with no_autocast(problem.f.device.type):
                 return graph.solve(problem, options)
         return _opaque(problem, options)
-    return _native(problem, options, start, value_only) if are_concrete(problem.tensors) else _opaque(problem, options)
+    if are_concrete(problem.tensors) and not is_batched_gradient(problem.f):
+        return _native(problem, options, start, value_only)
+    return _opaque(problem, options)
 
 
 def _native(problem: Problem, options: Options, start: Tensor | None, value_only: bool = False) -> Answer:
@@ -65,11 +75,20 @@ def _native(problem: Problem, options: Options, start: Tensor | None, value_only
     return Answer(answer.value.to(device), answer.status.to(device), answer.active.to(device), choice)
 
 
+def rows_of_first(problem: Problem, options: Options) -> Tensor | None:
+    """The active rows of the first sample's answer for every sample, ``(B, m)``; None for one sample, or in a graph."""
+    samples = problem.f.shape[0]
+    if is_compiling() or samples < 2 or not are_concrete(problem.tensors):
+        return None
+    first = _native(problem.at(slice(0, 1)).detach(), dataclasses.replace(options, on_infeasible="nan"), None)
+    return first.active.expand(samples, -1)
+
+
 def gradient(
     v: Tensor, problem: Problem, answer: Answer, options: Options, wanted: tuple[bool, ...]
 ) -> tuple[Tensor | None, ...]:
     """Gradients for f, w, A, lower, upper and the metric, where `wanted`, by the kernel."""
-    if is_compiling() or not are_concrete((v, *problem.tensors)):
+    if is_compiling() or not (is_concrete(v) and are_concrete(problem.tensors)):
         tensors = (v, *problem.tensors, answer.value, answer.status, answer.active)
         rules = (options.search, options.norm, options.strict, options.on_infeasible, options.gradient)
         found = iter(torch.ops.caffnet.gradient(*tensors, list(wanted), problem.row_kinds, problem.soft, *rules))

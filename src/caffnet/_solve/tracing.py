@@ -18,20 +18,28 @@ from torch._C._functorch import (  # pyright: ignore[reportMissingImports]
 
 _PLAIN = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
+#: Whether a tensor is an incoming gradient with a mapped axis: `torch.autograd.grad(..., is_grads_batched=True)`.
+is_batched_gradient = is_legacy_batchedtensor
+
 
 def is_concrete(t: Tensor) -> bool:
     """Check whether a tensor holds numbers: not a meta, fake or recorded (tracing) or mapped (torch.func) one."""
     if type(t) not in _PLAIN or _len_torch_dispatch_stack():
         return False
-    return not (t.is_meta or is_functorch_wrapped_tensor(t) or is_legacy_batchedtensor(t))
+    return not (t.is_meta or is_functorch_wrapped_tensor(t) or is_batched_gradient(t))
 
 
 def are_concrete(tensors: Iterable[Tensor | None]) -> bool:
-    """Check whether all of these hold numbers, and no transform or recorder (make_fx, fake tensors) is at work."""
+    """Check whether all of these hold numbers, and no transform or recorder (make_fx, fake tensors) is at work.
+
+    Batched gradients (`is_batched_gradient`) are not found: they arrive in backward only, as one tensor.
+    """
     if peek_interpreter_stack() is not None or _len_torch_dispatch_stack():
         return False
     for t in tensors:  # not all(...): a generator costs more than the checks
-        if t is not None and (type(t) not in _PLAIN or t.is_meta or is_legacy_batchedtensor(t)):
+        if t is None:
+            continue
+        if type(t) not in _PLAIN or t.is_meta:
             return False
     return True
 
@@ -96,7 +104,9 @@ def in_forward_mode() -> bool:
 
 def may_branch(*tensors: Tensor | None) -> bool:
     """Check whether code may branch on the numbers of these tensors: not in a graph, nor under a transform."""
-    return not is_compiling() and are_concrete(tensors)
+    if is_compiling() or not are_concrete(tensors):
+        return False
+    return not any(t is not None and is_batched_gradient(t) for t in tensors)
 
 
 def remember(function: Callable[..., Any]) -> Callable[..., Any]:

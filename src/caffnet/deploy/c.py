@@ -303,7 +303,7 @@ def _data_header(policy: _Policy) -> str:
             f"#define POLICY_NEAREST {int(options.on_infeasible == 'nearest')}",
             f"#define POLICY_METRIC {numbers} /* the numbers of the metric: POLICY_SIZE if it is diagonal */",
             f"#define POLICY_NULL_LIMIT {number_text(layer.null_limit or 0.0)} /* 0: w has no limit */",
-            f"#define POLICY_WARM {int(layer.warm_start)} /* a step begins with the rows of the one before */",
+            f"#define POLICY_WARM {int(layer.warm_start is True)} /* a step begins with the rows of the one before */",
             f"#define POLICY_WORKSPACE {room} /* bytes */",
             f"#define POLICY_MOST_STEPS {steps} /* {meaning} */",
             "",

@@ -39,6 +39,7 @@ def build_model(config: RunConfig, problem: Problem, *, strict: bool = False) ->
         model = RAYEN(_feedforward(config, problem), problem.build_set(problem.train), create_map=False)
     elif method in ("post-hoc", "orthogonal"):
         f = _feedforward(config, problem)
+        options["warm_start"] = problem.warm_start  # not with w: that could choose another candidate
         model = CAffNet(f, problem.enforced(config.search), search=config.search, **options)
     elif method == "repair":
         f, w = _feedforward(config, problem), _feedforward(config, problem)

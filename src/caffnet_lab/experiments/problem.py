@@ -60,6 +60,7 @@ class Problem(abc.ABC):
         encoder: what a network sees of an input; None for the input itself.
         correction_rate: of DC3's corrections, as published: 1e-7, for power flow 1e-4.
         starts_at_zero: whether the raw output of an untrained network is zero: then it learns a correction.
+        warm_start: of layers without w; ``"first"`` where the samples of a batch mostly meet the same rows.
     """
 
     name: str
@@ -69,6 +70,7 @@ class Problem(abc.ABC):
     test: Tensor
     correction_rate: float = 1e-7
     starts_at_zero: bool = False
+    warm_start: bool | str = False
     encoder: nn.Module | None = None
     shared_rows: bool = False
 
