@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -120,6 +122,36 @@ def test_a_sample_without_an_answer_does_not_spoil_the_gradient_of_the_others(mo
     assert f.grad is not None and f.grad.isfinite().all()
     assert A.grad is not None and A.grad.isfinite().all()
     assert A.grad[1, 0] == -1.0  # y = b / a
+
+
+@pytest.mark.parametrize("gradient", ["exact", "tangent"])
+@pytest.mark.parametrize("measure", ["euclidean", "diagonal", "full"])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_kernel_and_the_closed_form_have_the_same_gradients(seed: int, measure: str, gradient: str):
+    """The closed form is what torch differentiates again. Feasible, projected, empty and NaN samples in one batch."""
+    stream = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int):
+        return torch.randn(*shape, dtype=DOUBLE, generator=stream)
+
+    n, m = 4, 7
+    f, A, v, root = 2 * normal(6, n), normal(6, m, n), normal(6, n), normal(n, n)
+    middle = (A @ normal(6, n, 1)).squeeze(-1)
+    lower, upper = middle - normal(6, m).abs(), middle + normal(6, m).abs()
+    lower[:, 1] = upper[:, 1] = middle[:, 1]
+    lower[1, 0], upper[1, 0] = upper[1, 0] + 0.4, lower[1, 0].clone()  # empty: the bounds of a row cross
+    A[2, 3], upper[2, 3] = -A[2, 2], -upper[2, 2] - 0.7  # empty: two rows exclude each other
+    lower[2, 2:4] = -math.inf
+    f[3, 0] = math.nan
+    metric = {"euclidean": None, "diagonal": root.diagonal().abs() + 1, "full": root @ root.mT + torch.eye(n)}[measure]
+    leaves = [t.requires_grad_() for t in (f, A, upper, *(() if metric is None else (metric,)))]
+    set = AffineSet(A, lower, upper)
+    set = set if metric is None else set.with_metric(metric)
+    answer = project(f, set, gradient=gradient, on_infeasible="nearest")
+    assert answer.status.tolist()[1:4] == [Status.INFEASIBLE, Status.INFEASIBLE, Status.INVALID]
+    first, again = (torch.autograd.grad(answer.value, leaves, v, retain_graph=True, create_graph=c) for c in (0, 1))
+    for one, other in zip(first, again, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
 
 
 # ------------------------------------------------------------------------------------------------ tangent

@@ -18,7 +18,7 @@ from caffnet import tolerance
 from caffnet._solve import run, sparse
 from caffnet._solve.face import dot, factor, pick_rows, product, times_power, unit_exponent
 from caffnet._solve.metric import White
-from caffnet._solve.problem import Answer, Options, Problem, Status
+from caffnet._solve.problem import CORES, Answer, Options, Problem, Status, is_diagonal
 from caffnet._solve.tracing import in_forward_mode, in_transform, is_compiling, is_concrete, is_exporting, no_autocast
 from caffnet.constraints import SOFT, is_kind
 from caffnet.errors import ConstraintError
@@ -98,15 +98,35 @@ def on_face(problem: Problem, found: Answer, options: Options) -> Tensor:
     _refuse_sparse(problem)
     with no_autocast(problem.f.device.type):
         if problem.metric is None:
-            return _on_face(problem, found, options)
-        white, known = White(problem.metric), found.value.isfinite().all(-1, keepdim=True)
-        value = torch.where(known, found.value, 0.0)
-        z = _on_face(white.problem(problem), found._replace(value=white.point(value).detach()), options)
-        y = white.back(torch.where(known, z, 0.0))
+            return _on_face(problem, found, options, problem.f)
+        known = found.value.isfinite().all(-1, keepdim=True)
+        problem, metric = _only(problem, problem.metric, known)
+        value, white = torch.where(known, found.value, 0.0), White(metric)
+        # The tangent gradient is a rule for f alone: the metric that takes f to white coordinates gets the exact one.
+        there, inward = found._replace(value=white.point(value).detach()), White(metric.detach()).point(problem.f)
+        y = white.back(torch.where(known, _on_face(white.problem(problem), there, options, inward), 0.0))
         return torch.where(known, y + (value - y).detach(), found.value)
 
 
-def _on_face(p: Problem, found: Answer, options: Options) -> Tensor:
+def _only(p: Problem, metric: Tensor, known: Tensor) -> tuple[Problem, Tensor]:
+    """The problem and its metric with harmless numbers in samples without an answer, whose NaN would reach the metric.
+
+    Args:
+        p: the problem.
+        metric: its metric.
+        known: mask of the samples with an answer, ``(B, 1)``.
+    """
+    unit = torch.ones_like(metric) if is_diagonal(metric) else torch.eye(metric.shape[-1]).to(metric)
+    parts: list[Any] = []
+    for t, core, instead in zip(p.tensors, CORES, (0.0, 0.0, 0.0, 0.0, 0.0, unit), strict=True):
+        if t is not None:
+            t = torch.where(known.any() if t.ndim == core else known.unsqueeze(-1) if core == 2 else known, t, instead)
+        parts.append(t)
+    return p.replace_tensors(*parts), parts[-1]
+
+
+def _on_face(p: Problem, found: Answer, options: Options, inward: Tensor) -> Tensor:
+    """`on_face` without a metric; `inward` gets the tangent gradient of f."""
     rows, sides = _slots(p, found)
     # A feasible f and a sample without an answer lie on no flat.
     moved = (sides != 0).any(-1, keepdim=True) & found.value.isfinite().all(-1, keepdim=True)
@@ -115,7 +135,13 @@ def _on_face(p: Problem, found: Answer, options: Options) -> Tensor:
     exponent = unit_exponent(A.detach())
     A = torch.where(used.unsqueeze(-1), times_power(A, exponent.unsqueeze(-1)), 0.0)
     lower, upper = (t.expand(p.f.shape[0], t.shape[-1]).gather(-1, rows) for t in (p.lower, p.upper))
-    chosen = torch.where(sides > 0, upper, lower)
+    # The point of least violation lies on rows moved by that violation, which counts as a constant; of an equality, the
+    # upper bound counts.
+    missed = used & (found.status == int(Status.INFEASIBLE)).unsqueeze(-1)
+    chosen = torch.where(
+        (sides > 0) | (missed & (lower == upper)), upper, lower
+    )  # an equality counts by its upper bound
+    chosen = chosen + torch.where(missed, dot(full, found.value.unsqueeze(-2)) - chosen, 0.0).detach()
     levels = None
     if p.soft:
         giving = is_kind(p.soft, SOFT, rows.device)[rows] & used & _relaxed(found)
@@ -131,7 +157,11 @@ def _on_face(p: Problem, found: Answer, options: Options) -> Tensor:
     # Samples that lie on no flat take no part: zeros in, zeros out.
     f, w = torch.where(moved, p.f, 0.0), None if p.w is None else torch.where(moved, p.w, 0.0)
     tangent = options.gradient == "tangent"
-    g = f.detach() if tangent else f
+    if tangent:
+        inward = torch.where(moved, inward, 0.0)
+        g = f + (inward.detach() - inward)  # without the gradient of f; that of a metric stays
+    else:
+        g = f
     g = g if w is None else g + w
     if levels is not None:
         A, g = levels.widen(A, exponent, g)
@@ -140,7 +170,7 @@ def _on_face(p: Problem, found: Answer, options: Options) -> Tensor:
     y = y[..., : f.shape[-1]]
     y = y + (torch.where(moved, found.value, 0.0) - y).detach()
     if tangent:
-        y = y + _Inward.apply(f, *_cone(p, found, moved), p.row_kinds, options)
+        y = y + _Inward.apply(inward, *_cone(p, found, moved), p.row_kinds, options)
     rest = torch.where((found.value == p.f).all(-1, keepdim=True), p.f, found.value)
     if p.soft:  # where the violation is the same at every point, the answer is f + w
         g = p.f if p.w is None else p.f + p.w
@@ -286,7 +316,8 @@ def _cone(p: Problem, found: Answer, here: Tensor) -> tuple[Tensor, Tensor, Tens
     share = tolerance.feasibility(y.dtype, n)
     largest = y.abs().amax(-1, keepdim=True) if n else y.new_zeros(*y.shape[:-1], 1)
     allowed = share * sparse.sizes_at(scaled, y, (2 * largest).expand_as(value)) + tolerance.underflow(y.dtype)
-    equal = lower == upper
+    broken = (found.status == int(Status.INFEASIBLE)).unsqueeze(-1) & (found.active == 0)
+    equal = (lower == upper) & ~broken
     if p.soft:  # an equality that gave way has one side
         equal = equal & ~(is_kind(p.soft, SOFT, y.device) & _relaxed(found))
     # The rows of γ are active whatever the distance: `strict` stops short of them.
