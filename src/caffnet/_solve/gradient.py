@@ -100,7 +100,7 @@ def on_face(problem: Problem, found: Answer, options: Options) -> Tensor:
         if problem.metric is None:
             return _on_face(problem, found, options, problem.f)
         known = found.value.isfinite().all(-1, keepdim=True)
-        problem, metric = _only(problem, problem.metric, known)
+        problem, metric = _harmless(problem, problem.metric, known)
         value, white = torch.where(known, found.value, 0.0), White(metric)
         # The tangent gradient is a rule for f alone: the metric that takes f to white coordinates gets the exact one.
         there, inward = found._replace(value=white.point(value).detach()), White(metric.detach()).point(problem.f)
@@ -108,7 +108,7 @@ def on_face(problem: Problem, found: Answer, options: Options) -> Tensor:
         return torch.where(known, y + (value - y).detach(), found.value)
 
 
-def _only(p: Problem, metric: Tensor, known: Tensor) -> tuple[Problem, Tensor]:
+def _harmless(p: Problem, metric: Tensor, known: Tensor) -> tuple[Problem, Tensor]:
     """The problem and its metric with harmless numbers in samples without an answer, whose NaN would reach the metric.
 
     Args:

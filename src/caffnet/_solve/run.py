@@ -26,7 +26,6 @@ from caffnet._solve.tracing import (
     are_concrete,
     is_batched_gradient,
     is_compiling,
-    is_concrete,
     is_exporting_plain,
     no_autocast,
 )
@@ -88,7 +87,7 @@ def gradient(
     v: Tensor, problem: Problem, answer: Answer, options: Options, wanted: tuple[bool, ...]
 ) -> tuple[Tensor | None, ...]:
     """Gradients for f, w, A, lower, upper and the metric, where `wanted`, by the kernel."""
-    if is_compiling() or not (is_concrete(v) and are_concrete(problem.tensors)):
+    if is_compiling() or not are_concrete((v, *problem.tensors)) or is_batched_gradient(v):
         tensors = (v, *problem.tensors, answer.value, answer.status, answer.active)
         rules = (options.search, options.norm, options.strict, options.on_infeasible, options.gradient)
         found = iter(torch.ops.caffnet.gradient(*tensors, list(wanted), problem.row_kinds, problem.soft, *rules))
