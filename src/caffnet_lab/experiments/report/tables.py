@@ -271,10 +271,14 @@ def speed_table(timings: Sequence[dict[str, Any]], page: str = "report") -> Tabl
         return None
     solvers = [TITLES[name] for name in SOLVERS if any(name in timing["methods"] for timing in timings)] or ["IPOPT"]
     columns = ("Run", "T_train (ms)", "times the NN's", "T_test (ms)", f"times faster than {' or '.join(solvers)}")
-    note = (
-        "Medians, one epoch or test of every method in turn: the ratios hold on a busy machine too. IPOPT is casadi's, "
-        "one parametric solver. T_test of cbf is a whole drive of 100 calls."
-    )
+    note = "Medians, one epoch or test of every method in turn: the ratios hold on a busy machine too."
+    if page == "report":
+        note += " IPOPT is casadi's, one parametric solver. T_test of cbf is a whole drive of 100 calls."
+    else:
+        note += (
+            " HiGHS begins each program with the basis of the one before; a layer without w begins all samples of a "
+            'batch with the rows of the first (`warm_start="first"`).'
+        )
     name = "speed" if page == "report" else f"{page}-speed"
     return Table(name, "Speed", note, columns, tuple(rows), commands=tuple(map(_timing_command, timings)))
 
