@@ -442,3 +442,16 @@ def test_no_objective_and_no_bound():
     """Every point is a minimum: the answer is a number, not the largest one."""
     best = solve_qp(None, torch.zeros(2, dtype=DOUBLE), AffineSet.box(-INF, None, dim=2))
     assert torch.equal(best.value, torch.zeros(2, dtype=DOUBLE)) and not best.active.any()
+
+
+def test_no_rows_at_all():
+    """Nothing stops the objective: it falls without end, or Q does it."""
+    nothing = AffineSet.inequality(torch.zeros(0, 2, dtype=DOUBLE), torch.zeros(0, dtype=DOUBLE))
+    q = torch.tensor([[1.0, 0.0], [0.0, 0.0], [0.0, 2.0]], dtype=DOUBLE)
+    best = solve_qp(None, q, nothing, on_infeasible="nan")
+    assert best.status.tolist() == [Status.UNBOUNDED, Status.INSIDE, Status.UNBOUNDED]
+    best = solve_qp(torch.tensor([2.0, 0.0], dtype=DOUBLE), q, nothing, on_infeasible="nan")
+    assert best.status.tolist() == [Status.INSIDE, Status.INSIDE, Status.UNBOUNDED]
+    torch.testing.assert_close(best.value[:2], torch.tensor([[-0.5, 0.0], [0.0, 0.0]], dtype=DOUBLE))
+    with pytest.raises(UnboundedError):
+        solve_qp(None, q, nothing)

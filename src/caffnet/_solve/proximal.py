@@ -73,7 +73,8 @@ def minimise(problem: Problem, nearest: bool, start: Tensor | None = None) -> Mi
         first = minimise(_at(problem, torch.zeros(1, dtype=torch.long), double=False), nearest)
         start = first.answer.active.expand(samples, m).contiguous()
     answer, multipliers = run.minimise(problem, options, start)
-    unproven = (answer.status <= Status.WITHIN_TOL) & multipliers.isnan().any(-1)
+    open = multipliers.isnan().any(-1) if m else answer.status == Status.WITHIN_TOL
+    unproven = (answer.status <= Status.WITHIN_TOL) & open
     singular = problem.metric is None
     found = Minimum(answer, multipliers, torch.zeros_like(answer.value), not singular)
     if unproven.any():
@@ -202,8 +203,9 @@ def _damping(p: Problem, y: Tensor, number: int) -> tuple[Tensor | None, Tensor]
     # The room around y: the median distance to its rows, which far-away bounds do not change.
     value = times(p.A, y)
     distance = torch.minimum((p.upper - value).abs(), (value - p.lower).abs()) / torch.linalg.vector_norm(p.A, dim=-1)
-    room = torch.where(distance.isfinite(), distance, torch.nan).nanmedian(-1).values.nan_to_num(0.0)
-    room = room + y.abs().amax(-1)
+    room = y.abs().amax(-1)
+    if distance.shape[-1]:
+        room = room + torch.where(distance.isfinite(), distance, torch.nan).nanmedian(-1).values.nan_to_num(0.0)
     steep = _slope(p, y).abs().amax(-1).clamp_min(torch.finfo(y.dtype).tiny)
     far = tolerance.PROXIMAL[number % len(tolerance.PROXIMAL)] * torch.where(room > 0, room, 1.0)
     Q = p.metric
