@@ -444,6 +444,31 @@ def test_no_objective_and_no_bound():
     assert torch.equal(best.value, torch.zeros(2, dtype=DOUBLE)) and not best.active.any()
 
 
+@pytest.mark.parametrize("curved", [None, 0.0, 1.0], ids=["linear", "zero", "singular"])
+def test_redundant_equalities_in_single_precision(curved: float | None):
+    """Supplies and demands of a transport: their sums agree in exact numbers, not in those of float32."""
+    supplies, demands = torch.eye(3).repeat_interleave(4, 1), torch.eye(4).repeat(1, 3)
+    hidden = 0
+    for seed in range(20):
+        plan = normal(seed, 3, 4).abs().float()
+        set = AffineSet.equality(torch.cat([supplies, demands]), torch.cat([plan.sum(1), plan.sum(0)]))
+        set, q = set & AffineSet.box(0.0, None, dim=12), normal(seed + 1, 12).float().requires_grad_()
+        Q = None if curved is None else curved * (torch.arange(12) % 2).float()
+        best = solve_qp(Q, q, set, on_infeasible="nan")
+        if project(torch.zeros(12), set, on_infeasible="nan").status == Status.INFEASIBLE:
+            continue  # by more than rounding
+        hidden += int(best.status == Status.WITHIN_TOL)
+        assert best.status <= Status.WITHIN_TOL and best.violation < 1e-5
+        left = best.residuals()
+        assert left.dual < 1e-5 and left.gap < 1e-4
+        last = AffineSet.from_parts(set.A[1:], set.lower[1:], set.upper[1:], None, set.row_kinds[1:]).to(DOUBLE)
+        wanted = solve_qp(None if Q is None else Q.double(), q.detach().double(), last)
+        torch.testing.assert_close(best.objective.double(), wanted.objective, rtol=1e-5, atol=1e-5)
+        (slope,) = torch.autograd.grad(best.objective, q)
+        torch.testing.assert_close(slope, best.value.detach(), rtol=1e-4, atol=1e-4)
+    assert hidden > 5
+
+
 def test_no_rows_at_all():
     """Nothing stops the objective: it falls without end, or Q does it."""
     nothing = AffineSet.inequality(torch.zeros(0, 2, dtype=DOUBLE), torch.zeros(0, dtype=DOUBLE))

@@ -234,7 +234,8 @@ def _complain(problem: Problem, found: proximal.Minimum, options: Options) -> No
             samples,
             found.ray[endless],
         )
-    report(problem._replace(metric=None), answer, options)
+    # From the origin, where `proximal` asked for a point: q may be so large that rounding hides the conflict.
+    report(problem._replace(f=torch.zeros_like(problem.f), metric=None), answer, options)
 
 
 def _short(direction: Tensor) -> str:

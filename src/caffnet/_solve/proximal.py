@@ -86,6 +86,10 @@ def minimise(problem: Problem, nearest: bool, start: Tensor | None = None) -> Mi
         convexly = indefinite & convex(problem)
         if convexly.any():
             _descend(problem, found, convexly.nonzero().squeeze(-1), True, options)
+    empty = answer.status == Status.INFEASIBLE
+    if empty.any():
+        _allow_rounding(problem, found, empty.nonzero().squeeze(-1), options)
+    if not singular and indefinite.any():
         answer.value[answer.status == Status.INVALID] = torch.nan
     return found
 
@@ -96,9 +100,40 @@ def _at(p: Problem, places: Tensor, double: bool = True) -> Problem:
     return some.replace_tensors(*(None if t is None else t.double() for t in some.tensors)) if double else some  # pyright: ignore
 
 
-def _descend(problem: Problem, found: Minimum, places: Tensor, damped: bool, options: Options) -> None:
-    """Minimise over the samples at these places and write the results into `found`."""
+def _allow_rounding(problem: Problem, found: Minimum, places: Tensor, options: Options) -> None:
+    """Minimise over those of the samples, marked INFEASIBLE, whose rows exclude each other by no more than rounding.
+
+    Far away, or in double precision, that is a conflict: as of redundant equalities in float32. But the set has a point
+    within the tolerance of the user's numbers, and the bounds give way by what it misses them.
+    """
+    answer, p = found.answer, _at(problem, places, double=False)
+    near = run.solve(p._replace(f=torch.zeros_like(p.f), metric=None), _QUIET)
+    some = near.status <= Status.WITHIN_TOL
+    if not some.any():
+        return
+    places = places[some]
+    answer.value[places], answer.status[places], answer.active[places] = near.value[some], Status.WITHIN_TOL, 0
+    _descend(problem, found, places, not found.definite, options, through=near.value[some].double())
+
+
+def _descend(
+    problem: Problem, found: Minimum, places: Tensor, damped: bool, options: Options, through: Tensor | None = None
+) -> None:
+    """Minimise over the samples at these places and write the results into `found`.
+
+    Args:
+        problem: of all samples.
+        found: of all samples.
+        places: those in question.
+        damped: whether Q may be singular.
+        options: for empty sets.
+        through: points that the bounds are to let through; the minima are then WITHIN_TOL.
+    """
     answer, p = found.answer, _at(problem, places)
+    if through is not None:
+        value = times(p.A, through)
+        lower, upper = torch.minimum(p.lower, value), torch.maximum(p.upper, value)
+        p = p._replace(lower=lower, upper=upper, row_kinds="B" * len(p.row_kinds))
     unit = _units(p)
     p = _in_units(p, unit)
     y, side, before = answer.value[places].double() / unit, answer.active[places], answer.status[places]
@@ -116,11 +151,12 @@ def _descend(problem: Problem, found: Minimum, places: Tensor, damped: bool, opt
             if lost.any():  # no point: nothing to minimise
                 empty = _at(problem, places[lost], double=False)
                 none = run.solve(empty._replace(f=torch.zeros_like(empty.f), metric=None), options)
-                answer.value[places[lost]], answer.active[places[lost]] = none.value, none.active
-                # If the set has a point, the fault lies elsewhere in the data.
-                answer.status[places[lost]] = torch.where(
-                    none.status > Status.WITHIN_TOL, none.status, Status.INVALID
-                ).to(torch.int8)
+                # If the set has a point, rounding hid it (`_allow_rounding`), or the fault lies elsewhere in the data.
+                state = torch.where(status[lost] == Status.INFEASIBLE, Status.INFEASIBLE, Status.INVALID)
+                state = torch.where(none.status > Status.WITHIN_TOL, none.status, state).to(torch.int8)
+                here, known = places[lost], (state != Status.INVALID).unsqueeze(-1)
+                answer.value[here], answer.active[here] = none.value, torch.where(known, none.active, 0)
+                answer.status[here] = state
                 proven, done = proven & ~lost, proven | lost
         if number == _ASKED_FOR_A_RAY:
             ray = unit * _fall(p, ~done)
@@ -132,7 +168,8 @@ def _descend(problem: Problem, found: Minimum, places: Tensor, damped: bool, opt
             done = done | endless
         ready = proven | ~done if number == _ROUNDS - 1 else proven
         if ready.any():
-            _finish(problem, found, places[ready], (unit * y)[ready], side[ready], multipliers[ready], proven[ready])
+            sure = proven[ready] & (through is None)
+            _finish(problem, found, places[ready], (unit * y)[ready], side[ready], multipliers[ready], sure)
         if done.all():
             return
         if done.any():
@@ -178,9 +215,10 @@ def _finish(
     """Write points in the user's numbers, put onto their rows, with their multipliers."""
     own, answer = _at(problem, places, double=False), found.answer
     near = run.solve(own._replace(f=y.to(own.f.dtype), metric=None), _QUIET)
+    on_rows = (near.status <= Status.WITHIN_TOL).unsqueeze(-1)  # else they exclude each other by rounding
     status = torch.where((side == 0).all(-1), Status.INSIDE, Status.PROJECTED)
     answer.status[places] = torch.where(proven, status, Status.WITHIN_TOL).to(torch.int8)
-    answer.value[places], answer.active[places] = near.value, side
+    answer.value[places], answer.active[places] = torch.where(on_rows, near.value, y.to(own.f.dtype)), side
     found.multipliers[places] = multipliers.to(found.multipliers.dtype)
 
 
