@@ -327,6 +327,61 @@ def test_samples_without_a_minimum_do_not_spoil_the_gradient():
     assert slope.isfinite().all() and not slope[1].any() and slope[0].any()
 
 
+@pytest.mark.parametrize("curved", ["none", "singular", "definite"])
+@pytest.mark.parametrize("spoiled", ["q", "Q", "A", "bounds", "unbounded"])
+def test_one_sample_without_a_minimum_leaves_the_others_their_gradients(curved: str, spoiled: str):
+    """Of values, multipliers and objectives, once and again: those of the other samples alone."""
+    if (curved, spoiled) in {("none", "Q"), ("definite", "unbounded")}:
+        pytest.skip("not possible")
+    _, q, A, b = program(141, batch=3, n=3, m=4)
+    Q = {"none": None, "singular": torch.diag(torch.tensor([2.0, 1.0, 0.0], dtype=DOUBLE))}.get(
+        curved, torch.eye(3, dtype=DOUBLE)
+    )
+    A, upper = torch.cat([A, torch.eye(3, dtype=DOUBLE).expand(3, 3, 3)], -2), torch.cat([b + 4, b[:, :3] * 0 + 3], -1)
+    lower = -upper.abs()
+    if spoiled == "Q" and Q is not None:
+        Q = torch.stack([Q, torch.full_like(Q, torch.nan), Q])
+    elif spoiled == "unbounded":
+        lower[1], upper[1], q[1] = -INF, INF, 1.0
+    else:
+        {"q": q, "A": A, "bounds": lower}.get(spoiled, q)[1, 0] = torch.nan
+    leaves = [None if t is None else t.clone().requires_grad_() for t in (Q, q, A, lower, upper)]
+
+    def slopes(these: list[int]) -> tuple[list[Tensor], list[Tensor]]:
+        parts = [t[these] if t is not None and t.ndim > core else t for t, core in zip(leaves, (2, 1, 2, 1, 1))]  # noqa: B905
+        matrix, q, A, lower, upper = parts
+        assert q is not None and A is not None and lower is not None and upper is not None
+        best = solve_qp(matrix, q, AffineSet(A, lower, upper), on_infeasible="nan")
+        good = best.status <= Status.PROJECTED
+        assert good.sum() == 2
+        total = best.value[good].square().sum() + best.multipliers[good].square().sum() + best.objective[good].sum()
+        inputs = [t for t in leaves if t is not None]
+        once = torch.autograd.grad(total, inputs, create_graph=True)
+        again = torch.autograd.grad(sum(t.square().sum() for t in once), inputs, retain_graph=True)  # pyright: ignore
+        plain = torch.autograd.grad(total, inputs)
+        for one, other in zip(once, plain, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+        return list(plain), list(again)
+
+    for one, other in zip(slopes([0, 1, 2]), slopes([0, 2]), strict=True):
+        for found, wanted in zip(one, other, strict=True):
+            torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9)
+
+
+def test_second_derivatives_where_minima_are_many():
+    """min y_1 + c y_3² / 2 on a cube: nothing moves the second output, and the others have their second derivatives."""
+    Q = torch.diag(torch.tensor([0.0, 0.0, 2.0], dtype=DOUBLE))
+    q = torch.tensor([1.0, 0.0, 0.5], dtype=DOUBLE)
+    low = torch.full((3,), -1.0, dtype=DOUBLE, requires_grad=True)
+    Q.requires_grad_()
+    q.requires_grad_()
+    best = solve_qp(Q, q, AffineSet.box(low, torch.ones(3, dtype=DOUBLE)))
+    slope = torch.autograd.grad(best.value.sum(), (Q, q, low), create_graph=True)
+    assert torch.allclose(slope[1], torch.tensor([0.0, 0.0, -0.5], dtype=DOUBLE), atol=1e-12)
+    bent = torch.autograd.grad(slope[1][2], Q)[0]  # d²y_3 / dq_3 dQ_33 of y_3 = -q_3 / Q_33
+    torch.testing.assert_close(bent[2, 2], torch.tensor(0.25, dtype=DOUBLE))
+
+
 # ------------------------------------------------------------------------------------------------ around it
 
 

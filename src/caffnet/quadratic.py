@@ -46,9 +46,14 @@ class Solution(Projection):
     @property
     def objective(self) -> Tensor:
         """``y'Qy/2 + q'y``, ``(...)``; NaN where there is no minimum."""
-        y = self.value
-        linear = (self.q * y).sum(-1)
-        return linear if self.Q is None else linear + (stationary.apply(self.Q, y) * y).sum(-1) / 2
+        # NaN is added at the end: in the terms, it would reach the gradients of data that samples share.
+        known = self.value.isfinite().all(-1, keepdim=True)
+        y, q = (torch.where(known, t, 0.0) for t in (self.value, self.q))
+        found = (q * y).sum(-1)
+        if self.Q is not None:
+            Q = self.Q if self.Q.ndim == 2 else torch.where(known.unsqueeze(-1), self.Q, 0.0)
+            found = found + (stationary.apply(Q, y) * y).sum(-1) / 2
+        return torch.where(known.squeeze(-1), found, torch.nan)
 
     def residuals(self) -> Residuals:
         """Measure from the data how well the conditions of the minimum hold."""

@@ -149,7 +149,7 @@ def _slopes(
 ) -> list[Tensor | None]:
     """The gradients of q, A, the bounds and Q from the solution (p, s) of the system."""
     y, side = answer.value, answer.active
-    held = (side != 0).any(-1, keepdim=True) | (answer.status <= Status.WITHIN_TOL).unsqueeze(-1)
+    held = _has_face(answer)
     y, multipliers, p, s = (torch.where(held, t, 0.0) for t in (y, multipliers, p, s))
     Q, A = problem.metric, problem.A
     slopes: list[Tensor | None] = [-p if wanted[0] else None, None, None, None, None]
@@ -178,23 +178,37 @@ def outer(a: Tensor, b: Tensor, summed: bool) -> Tensor:
 def _solve(problem: Problem, answer: Answer, v: Tensor, u: Tensor, singular: bool) -> tuple[Tensor, Tensor]:
     """(p, s) by the kernel."""
     problem = problem.detach()
-    if not singular:
-        return run.solve_system(problem, answer, v, u)
-    n = v.shape[-1]
-    used = (answer.active != 0).to(v.dtype)
-    A = problem.A.expand(len(v), *problem.A.shape[-2:])
-    Q = full(problem.metric, A).expand(len(v), n, n)
-    size = Q.abs().amax((-1, -2))
-    weight = used / dot(A, A).clamp_min(torch.finfo(v.dtype).tiny) * torch.where(size > 0, size, 1.0).unsqueeze(-1)
-    whole = Q + A.mT @ (weight.unsqueeze(-1) * A)
-    # Directions without curvature that no row holds: the minimum is not unique there.
-    sizes, along = torch.linalg.eigh(whole)
-    none = sizes <= tolerance.flat(v.dtype, n) * sizes.amax(-1, keepdim=True).clamp_min(torch.finfo(v.dtype).tiny)
-    stiff = torch.where(none, torch.where(size > 0, size, 1.0).unsqueeze(-1), sizes)
-    whole = (along * stiff.unsqueeze(-2)) @ along.mT
-    v = product(along, torch.where(none, 0.0, product(along.mT, v)))
-    p, s = run.solve_system(problem._replace(metric=whole), answer, v, u)
+    return (_solve_stiff if singular else run.solve_system)(problem, answer, v, u)
+
+
+def _solve_stiff(problem: Problem, answer: Answer, v: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    whole, weight, loose = _stiff(problem, answer)
+    p, s = run.solve_system(problem._replace(metric=whole), answer, v - product(loose, v), u)
     return p, s + weight * u
+
+
+def _has_face(answer: Answer) -> Tensor:
+    """Mask ``(B, 1)`` of the samples with a point on a face; the data of the others may be NaN."""
+    return ((answer.active != 0).any(-1) | (answer.status <= Status.WITHIN_TOL)).unsqueeze(-1)
+
+
+def _stiff(problem: Problem, answer: Answer) -> tuple[Tensor, Tensor, Tensor]:
+    """A definite matrix in place of a singular Q, the weights D of the rows in it, and the directions it makes up for.
+
+    Those are the directions without curvature that no row holds, in which the minimum is not unique: the projector on
+    them, ``(B, n, n)``.
+    """
+    y, used = answer.value, answer.active != 0
+    n, tiny = y.shape[-1], torch.finfo(y.dtype).tiny
+    A = torch.where(used.unsqueeze(-1), problem.A, 0.0)  # other rows may be NaN, as may Q where there is no minimum
+    Q = torch.where(_has_face(answer).unsqueeze(-1), full(problem.metric, A), 0.0)
+    size = Q.abs().amax((-1, -2))
+    size = torch.where(size > 0, size, 1.0).unsqueeze(-1)
+    weight = used.to(y.dtype) / dot(A, A).clamp_min(tiny) * size
+    sizes, along = torch.linalg.eigh(Q + A.mT @ (weight.unsqueeze(-1) * A))
+    none = sizes <= tolerance.flat(y.dtype, n) * sizes.amax(-1, keepdim=True).clamp_min(tiny)
+    whole = (along * torch.where(none, size, sizes).unsqueeze(-2)) @ along.mT
+    return whole, weight, (along * none.unsqueeze(-2)) @ along.mT
 
 
 def full(Q: Tensor | None, like: Tensor) -> Tensor:
@@ -213,15 +227,24 @@ def _again(
         # Views: two inputs may be one tensor, and each is asked for its own part only.
         q, A, lower, upper = (t.view_as(t) for t in (problem.f, problem.A, problem.lower, problem.upper))
         Q = None if problem.metric is None else problem.metric.view_as(problem.metric)
-        active, n = answer.active, q.shape[-1]
-        used, rows = active != 0, A.expand(len(q), *A.shape[-2:])
-        held = torch.where(used.unsqueeze(-1), rows, 0.0)
+        active, n, there = answer.active, q.shape[-1], _has_face(answer)
+        used = active != 0
+        held = torch.where(used.unsqueeze(-1), A, 0.0)
         none = torch.diag_embed((~used).to(q.dtype))
-        if Q is None and not singular:
-            Q = torch.ones_like(q[:1])
-        system = torch.cat([torch.cat([full(Q, q).expand(len(q), n, n), held.mT], -1), torch.cat([held, none], -1)], -2)
+        one = torch.eye(n).to(q)
+        # Samples without a point: a system that has a solution, whatever their data, and no incoming gradient.
+        curved = one if Q is None and not singular else full(Q, q)
+        curved, right = torch.where(there.unsqueeze(-1), curved, one), torch.where(there, -q, 0.0)
+        v, u = (torch.where(there, t, 0.0) for t in (v, u))
+        if singular:  # where the minimum is not unique, it stays where it is
+            with torch.no_grad():
+                whole, _, loose = _stiff(problem, answer)
+                more = whole @ loose
+                stay = product(more, torch.where(there, answer.value, 0.0))
+            curved, right, v = curved + more, right + stay, v - product(loose, v)
+        system = torch.cat([torch.cat([curved, held.mT], -1), torch.cat([held, none], -1)], -2)
         bound = torch.where(active > 0, upper, torch.where(active < 0, lower, 0.0))
-        both = torch.linalg.solve(system, torch.cat([-q, torch.where(used, bound, 0.0)], -1))
+        both = torch.linalg.solve(system, torch.cat([right, torch.where(used, bound, 0.0)], -1))
         inputs = [t for t, want in zip((q, A, lower, upper, Q), wanted, strict=True) if want and t is not None]
         incoming = torch.cat([v, u], -1)
         slopes = iter(torch.autograd.grad(both, inputs, incoming, create_graph=True, allow_unused=True))
