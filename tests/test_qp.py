@@ -368,6 +368,25 @@ def test_one_sample_without_a_minimum_leaves_the_others_their_gradients(curved: 
             torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("least", [1e-10, 1e-13, 1e-16])
+def test_gradients_of_a_nearly_singular_q_are_those_of_the_whole_system(least: float):
+    """Rows hold the point well, but Q as it is has a factor with few right digits."""
+    for seed in range(10):
+        turn = torch.linalg.qr(normal(150 + seed, 5, 5))[0]
+        Q = (turn * torch.tensor([least, 1.0, 2.0, 3.0, 4.0], dtype=DOUBLE)) @ turn.mT
+        Q, q = (Q + Q.mT) / 2, (3 * normal(170 + seed, 5)).requires_grad_()
+        set = AffineSet.inequality(normal(190 + seed, 4, 5), [0.1, 0.2, 0.3, 0.4]) & AffineSet.box(-2.0, 2.0, dim=5)
+        best = solve_qp(Q, q, set)
+        v, u = normal(210 + seed, 5), normal(230 + seed, 9)
+        (slope,) = torch.autograd.grad(best.value @ v + best.multipliers @ u, q)
+        held = best.active != 0
+        rows = set.A[held].double()
+        system = torch.cat([torch.cat([Q, rows.mT], -1), torch.nn.functional.pad(rows, (0, len(rows)))], -2)
+        if torch.linalg.cond(system) < 1e4:
+            wanted = -torch.linalg.solve(system, torch.cat([v, u[held]]))[:5]
+            torch.testing.assert_close(slope, wanted, rtol=1e-6, atol=1e-6)
+
+
 def test_second_derivatives_where_minima_are_many():
     """min y_1 + c y_3² / 2 on a cube: nothing moves the second output, and the others have their second derivatives."""
     Q = torch.diag(torch.tensor([0.0, 0.0, 2.0], dtype=DOUBLE))

@@ -178,7 +178,27 @@ def outer(a: Tensor, b: Tensor, summed: bool) -> Tensor:
 def _solve(problem: Problem, answer: Answer, v: Tensor, u: Tensor, singular: bool) -> tuple[Tensor, Tensor]:
     """(p, s) by the kernel."""
     problem = problem.detach()
-    return (_solve_stiff if singular else run.solve_system)(problem, answer, v, u)
+    if singular:
+        return _solve_stiff(problem, answer, v, u)
+    p, s = run.solve_system(problem, answer, v, u)
+    # The kernel factorises Q, which costs digits where Q is nearly singular, though rows hold the point.
+    bad = _missed(problem, answer, v, u, p, s).nonzero().squeeze(-1)
+    if problem.metric is not None and len(bad):
+        p[bad], s[bad] = _solve_stiff(problem.at(bad), Answer(*(t[bad] for t in answer[:3])), v[bad], u[bad])
+    return p, s
+
+
+def _missed(problem: Problem, answer: Answer, v: Tensor, u: Tensor, p: Tensor, s: Tensor) -> Tensor:
+    """Mask ``(B,)`` of the samples in which (p, s) misses the system by more than half of the digits."""
+    Q, A, used = problem.metric, problem.A, answer.active != 0
+    size = None if Q is None else Q.abs()
+    pairs = (
+        (apply(Q, p) + pull(A, s) - v, apply(size, p.abs()) + pull(A.abs(), s.abs()) + v.abs()),
+        (torch.where(used, times(A, p) - u, 0.0), torch.where(used, times(A.abs(), p.abs()) + u.abs(), 0.0)),
+    )
+    share = tolerance.optimal(v.dtype)
+    missed = [miss.abs().amax(-1) > share * all.amax(-1) for miss, all in pairs if miss.shape[-1]]
+    return torch.stack(missed).any(0)
 
 
 def _solve_stiff(problem: Problem, answer: Answer, v: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
