@@ -136,6 +136,30 @@ def test_a_box_needs_no_factors_and_has_gradients():
     torch.testing.assert_close(found, f.detach() - f.detach().clamp(torch.tensor(-1.0), upper.detach()))
 
 
+@pytest.mark.parametrize("diagonal", [False, True], ids=["matrix", "diagonal"])
+def test_a_nan_in_one_sample_leaves_the_gradient_of_a_shared_metric(diagonal: bool):
+    set, f, M = polytope(30, batch=3, n=3, m=4)
+    metric = (M[0].diagonal() if diagonal else M[0]).clone().requires_grad_()
+    f[1, 0] = torch.nan
+    answer = project(f, set, metric=metric, on_infeasible="nan")
+    (slope,) = torch.autograd.grad(answer.multipliers[[0, 2]].sum(), metric)
+    alone = project(
+        f[[0, 2]],
+        AffineSet.from_parts(set.A[[0, 2]], set.lower[[0, 2]], set.upper[[0, 2]], None, set.row_kinds),
+        metric=metric,
+    )
+    assert slope.any()
+    torch.testing.assert_close(slope, torch.autograd.grad(alone.multipliers.sum(), metric)[0])
+
+
+def test_residuals_of_a_sample_without_multipliers_are_nan():
+    """The gap too: it was that of the other terms."""
+    set = AffineSet.inequality([[1.0, 0.0], [-1.0, 0.0]], [0.0, -1.0])
+    left = project(torch.tensor([2.0, 0.0]), set, on_infeasible="nearest").residuals()
+    assert left.dual.isnan() and left.gap.isnan()
+    torch.testing.assert_close(left.primal, torch.tensor(0.5))
+
+
 # ------------------------------------------------------------------------------------------------ around them
 
 

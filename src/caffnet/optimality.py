@@ -46,7 +46,7 @@ def residuals(y: Tensor, multipliers: Tensor, set: AffineSet, Q: Tensor | None, 
     above, below = multipliers.clamp_min(0.0), multipliers.clamp_max(0.0)
     stray = torch.where(set.upper == torch.inf, above, 0.0) - torch.where(set.lower == -torch.inf, below, 0.0)
     dual = torch.cat([miss, stray], -1).amax(-1) if miss.shape[-1] + stray.shape[-1] else primal
-    paid = torch.where(above > 0, above * set.upper, 0.0) + torch.where(below < 0, below * set.lower, 0.0)
+    paid = torch.where(above == 0, 0.0, above * set.upper) + torch.where(below == 0, 0.0, below * set.lower)
     finite = torch.where(paid.isinf(), 0.0, paid)  # `dual` counts multipliers of missing bounds
     gap = ((curved + q) * y).sum(-1) + finite.sum(-1)
     return Residuals(primal, dual, gap.abs())

@@ -65,7 +65,11 @@ def multipliers(problem: Problem, answer: Answer) -> Tensor:
         if again.any():
             found[again] = _on_cone(p, answer, apart, again)
         found = torch.where(lost, torch.nan, found)
-    q = -apply(problem.metric, problem.f)
+    # Samples without an answer may be NaN, which must not reach the gradient of a metric that others share.
+    f, metric = torch.where(lost, 0.0, problem.f), problem.metric
+    if metric is not None and metric.ndim == 3:
+        metric = torch.where(lost.unsqueeze(-1), 0.0, metric)
+    q = -apply(metric, f)
     known = torch.where(found.isfinite(), found, 0.0)
     attached = attach(problem._replace(f=q, w=None), answer, known, singular=False)[1]
     return torch.where(lost, torch.nan, attached)
