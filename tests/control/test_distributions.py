@@ -19,7 +19,7 @@ from caffnet.control import (
     interior_transform,
 )
 from caffnet.control.interior import depth
-from caffnet.control.truncated import truncated_sample
+from caffnet.control.truncated import log_mass, truncated_sample
 from caffnet.errors import ConstraintError
 
 F64 = torch.float64
@@ -436,3 +436,16 @@ def test_boxes_take_the_closed_form():
     assert isinstance(interior_transform(AffineSet.box(-1.0, 1.0, dim=2)), BoxTransform)
     assert isinstance(interior_transform(polygon()), RayTransform)
     assert isinstance(interior_transform(AffineSet.box(-1.0, None, dim=2)), RayTransform)
+
+
+@pytest.mark.parametrize("far", [1e3, 1e6, 1e8, 1e10, 1e14])
+def test_the_gradient_of_a_mass_far_out_in_the_tail(far: float):
+    """d log Φ(-x) / dx is -x there. The derivative of torch's log_ndtr was wrong by 1 % at 1e7, then infinite."""
+    low = torch.tensor(far, dtype=torch.float64, requires_grad=True)
+    for high in (math.inf, 2 * far):
+        (slope,) = torch.autograd.grad(log_mass(low, torch.tensor(high, dtype=torch.float64)), low)
+        torch.testing.assert_close(slope, -low.detach() - 1 / far, rtol=1e-10, atol=0.0)
+    loc = torch.zeros(1, dtype=torch.float64, requires_grad=True)
+    half = AffineSet.inequality(torch.tensor([[-1.0]], dtype=torch.float64), torch.tensor([-far], dtype=torch.float64))
+    (slope,) = torch.autograd.grad(TruncatedNormal(half, loc, torch.ones_like(loc)).log_inside, loc)
+    torch.testing.assert_close(slope, torch.tensor([far + 1 / far], dtype=torch.float64), rtol=1e-10, atol=0.0)

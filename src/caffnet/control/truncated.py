@@ -54,13 +54,16 @@ def log_mass(low: Tensor, high: Tensor) -> Tensor:
     tail, width = b < -1, (b - a).clamp(0, BEYOND)
     beta = torch.where(tail, -b, 1.0)
     from_end = _fall(beta, torch.where(tail, width, 1.0))
-    from_mean = torch.special.log_ndtr(a.clamp_min(-BEYOND)) - torch.special.log_ndtr(b)
+    # Far out the gradient of log_ndtr loses its digits, and is infinite in the end; that of erfcx does not.
+    near = torch.special.log_ndtr(torch.where(tail, -1.0, b))
+    from_mean = torch.special.log_ndtr(a.clamp_min(-BEYOND)) - near
+    below = torch.where(tail, (torch.special.erfcx(ROOT * beta) / 2).log() - beta.square() / 2, near)
     flat = _is_flat(beta, width)
     gap = torch.where(flat, -1.0, torch.where(tail, from_end, from_mean))
     middle = torch.where(flat, (a + b) / 2, 0.0)
     density = -0.5 * middle.square() - 0.5 * math.log(2 * math.pi)
     narrow = density + torch.where(flat & (width > 0), width, 1.0).log()
-    wide = torch.special.log_ndtr(b) + torch.log(-torch.expm1(gap))
+    wide = below + torch.log(-torch.expm1(gap))
     return torch.where(flat, torch.where(width > 0, narrow, NOTHING), wide)
 
 
