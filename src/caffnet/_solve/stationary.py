@@ -186,23 +186,20 @@ def _solve(problem: Problem, answer: Answer, v: Tensor, u: Tensor, singular: boo
         return _solve_stiff(problem, answer, v, u)
     p, s = run.solve_system(problem, answer, v, u)
     # The kernel factorises Q, which costs digits where Q is nearly singular, though rows hold the point.
-    bad = _missed(problem, answer, v, u, p, s).nonzero().squeeze(-1)
-    if problem.metric is not None and len(bad):
+    if problem.metric is not None and v.shape[-1] and (missed := _missed(problem, answer, v, u, p, s)).any():
+        bad = missed.nonzero().squeeze(-1)
         p[bad], s[bad] = _solve_stiff(problem.at(bad), Answer(*(t[bad] for t in answer[:3])), v[bad], u[bad])
     return p, s
 
 
 def _missed(problem: Problem, answer: Answer, v: Tensor, u: Tensor, p: Tensor, s: Tensor) -> Tensor:
     """Mask ``(B,)`` of the samples in which (p, s) misses the system by more than half of the digits."""
-    Q, A, used = problem.metric, problem.A, answer.active != 0
-    size = None if Q is None else Q.abs()
-    pairs = (
-        (apply(Q, p) + pull(A, s) - v, apply(size, p.abs()) + pull(A.abs(), s.abs()) + v.abs()),
-        (torch.where(used, times(A, p) - u, 0.0), torch.where(used, times(A.abs(), p.abs()) + u.abs(), 0.0)),
-    )
-    share = tolerance.optimal(v.dtype)
-    missed = [miss.abs().amax(-1) > share * all.amax(-1) for miss, all in pairs if miss.shape[-1]]
-    return torch.stack(missed).any(0)
+    Q, A, share = problem.metric, problem.A, tolerance.optimal(v.dtype)
+    curved, pulled = apply(Q, p), pull(A, s)
+    size = torch.maximum(torch.maximum(curved.abs(), pulled.abs()), v.abs())
+    missed = (curved + pulled - v).abs().amax(-1) > share * size.amax(-1)
+    moved = (times(A, p) - u).abs() > share * (A.abs().sum(-1) * p.abs().amax(-1, keepdim=True) + u.abs())
+    return missed | (moved & (answer.active != 0)).any(-1)
 
 
 def _solve_stiff(problem: Problem, answer: Answer, v: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
