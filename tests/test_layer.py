@@ -301,6 +301,17 @@ def test_a_collated_set_of_batched_sets():
     assert batch.batch_shape == (2, 3) and torch.equal(batch[1].upper, shared.upper)
 
 
+def test_a_collated_set_keeps_the_metric_and_the_weights_that_its_samples_share():
+    rows = AffineSet.inequality(torch.ones(1, 2), -torch.ones(2, 1))  # two samples
+    sets = [rows.soft([1.0 + k]).with_metric([1.0, 2.0 + k]) for k in range(2)]
+    batch = torch.utils.data.default_collate(sets)
+    f = torch.ones(2, 2, 2)
+    for k in range(2):
+        torch.testing.assert_close(project(f, batch).value[k], project(f[k], sets[k]).value)
+    three = AffineSet.inequality(torch.ones(1, 2), -torch.ones(3, 1)).with_metric([1.0, 2.0])
+    assert torch.utils.data.default_collate([three, three]).batch_shape == (2, 3)
+
+
 def test_sets_that_do_not_fit_together_are_named():
     box = AffineSet.box(torch.zeros(2), torch.ones(2))
     with pytest.raises(ConstraintError, match=r"equal shapes, got \(2, 2\) and \(3, 3\) .* pass a collate_fn"):

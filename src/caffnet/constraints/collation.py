@@ -40,17 +40,19 @@ def collate(batch: Sequence[AffineSet], **_: Any) -> AffineSet:
         tensors = [getattr(s, name) for s in sets]
         tensors = [t.expand(*s.batch_shape, *t.shape[t.ndim - core :]) for s, t in zip(sets, tensors, strict=True)]
         parts.append(torch.stack(tensors))
+    # A metric or weights without the batch axes of their set get them, as the rows do: the new axis is in front.
+    axes = sets[0].batch_shape
     metrics = [s.metric for s in sets]
     if any(t is None for t in metrics) != all(t is None for t in metrics):
         raise ConstraintError("All sets of a batch must have a metric, or none.")
-    shape = torch.broadcast_shapes(*(t.shape for t in metrics if t is not None))
+    shape = torch.broadcast_shapes((*axes, 1, 1), *(t.shape for t in metrics if t is not None))
     metric = torch.stack([t.expand(shape) for t in metrics if t is not None]) if metrics[0] is not None else None
     softness = sets[0].softness
     if any((s.softness and s.softness.kinds) != (softness and softness.kinds) for s in sets):
         raise ConstraintError("All sets of a batch must have the same soft rows.")
     if softness is not None and softness.weight is not None:
         weights = [s.softness.weight for s in sets if s.softness is not None and s.softness.weight is not None]
-        shape = torch.broadcast_shapes(*(t.shape for t in weights))
+        shape = torch.broadcast_shapes((*axes, 1), *(t.shape for t in weights))
         softness = Softness(softness.kinds, torch.stack([t.expand(shape) for t in weights]))
     labels = [s.labels or (None,) * s.m for s in sets]
     names = [given[0] if len(set(given)) == 1 else None for given in zip(*labels, strict=True)]
