@@ -320,6 +320,12 @@ def test_sets_that_do_not_fit_together_are_named():
         torch.utils.data.default_collate([box, box.to(torch.float64)])
 
 
+def test_a_state_of_a_layer_without_rows_loads():
+    free = CAffine(AffineSet(torch.zeros(0, 2)))
+    free.load_state_dict(free.state_dict())
+    assert free(torch.ones(3, 2)).tolist() == [[1.0, 1.0]] * 3
+
+
 def test_a_set_moves_and_is_pinned(monkeypatch):
     pinned = []
     monkeypatch.setattr(Tensor, "pin_memory", lambda t, *device: pinned.append(t) or t)

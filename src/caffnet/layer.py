@@ -406,7 +406,8 @@ def _warn_of_other_rows(module: CAffine, state: dict[str, Any], prefix: str, *_:
     if sparse.is_sparse(own.A):
         pairs[0] = (sparse.row_key(pairs[0][0]), sparse.row_key(own.A))
     A, lower, upper, *others = (_differs(new, old) for new, old in pairs)
-    rows = (A.any(-1) | lower | upper).reshape(-1, lower.shape[-1]).any(0)
+    changed = A.any(-1) | lower | upper
+    rows = changed.any(tuple(range(changed.ndim - 1))) if changed.ndim > 1 else changed
     if rows.any() or any(t.any() for t in others):
         named = zip(row_names(module._rows[1], len(rows)), rows.tolist(), strict=True)
         changed = [name for name, differs in named if differs] or ["its metric or weights"]
