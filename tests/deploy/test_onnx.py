@@ -156,6 +156,24 @@ def test_plain_operators_say_infeasible_and_invalid(tmp_path: Path):
     assert agree(path, model, x).tolist()[1:] == [Status.INFEASIBLE, Status.INVALID]
 
 
+@pytest.mark.parametrize("search", ["full", "lite"])
+def test_plain_operators_without_equalities_candidates_or_rows(search: str, tmp_path: Path):
+    """Their graphs must not compute with empty tensors, on which ONNX Runtime fails."""
+    model = CAffNet(
+        networks(2, 2)[0],
+        lambda x: AffineSet.inequality(x.unsqueeze(-2), x[..., :1]),
+        search=search,
+        on_infeasible="nan",
+    )
+    agree(to_onnx(model, tmp_path / "x.onnx", operators="plain"), model, 3 * torch.randn(7, 2))
+    for free in (AffineSet.box(-torch.inf, torch.inf, dim=2), AffineSet(torch.zeros(0, 2))):
+        layer = CAffine(free.to(torch.float32), search=search, on_infeasible="nan")
+        path = to_onnx(layer, tmp_path / "free.onnx", operators="plain")
+        f = torch.tensor([[1.0, -2.0], [torch.nan, 0.0]])
+        for batch in (f, f[:1]):
+            assert agree(path, layer, batch)[0] == Status.INSIDE
+
+
 def test_a_layer_whose_rows_depend_on_the_input(tmp_path: Path):
     layer = CAffine(circles, on_infeasible="nearest")
     path = to_onnx(layer, tmp_path / "net.onnx", inputs=torch.randn(4, 3, dtype=DOUBLE))

@@ -97,6 +97,12 @@ def solve(problem: Problem, options: Options) -> Answer:
         found = solve(white.problem(problem), options)
         inside = (found.status == Status.INSIDE).unsqueeze(-1)
         return found._replace(value=torch.where(inside, problem.f, white.back(found.value)))
+    if not problem.row_kinds:  # a row that always holds: ONNX Runtime fails on arithmetic with empty tensors
+        f = problem.f
+        never = f.new_full((1,), math.inf)
+        free = problem._replace(A=f.new_zeros(1, f.shape[-1]), lower=-never, upper=never, row_kinds=FREE)
+        found = solve(free, options)
+        return found._replace(active=found.active[:, :0])
     p = problem
     samples, m = p.f.shape[0], p.A.shape[-2]
     exponent = unit_exponent(p.A)
@@ -105,7 +111,8 @@ def solve(problem: Problem, options: Options) -> Answer:
     f, g = p.f, p.f if p.w is None else p.f + p.w
     inside = _accepts(rows, f) & _within_box(rows, f)
     chosen, sides, found = _choose(rows, p.row_kinds, options, f, g)
-    y = _polish(rows, chosen, sides, p.row_kinds, g)
+    # Without candidates nothing is found; ONNX Runtime fails on arithmetic with empty tensors.
+    y = _polish(rows, chosen, sides, p.row_kinds, g) if chosen.shape[-1] else f
     good = found & _accepts(rows, y, g)
     status = torch.where(inside, Status.INSIDE, torch.where(good, Status.PROJECTED, Status.INFEASIBLE))
     sound = _is_sound(p)
@@ -223,9 +230,12 @@ def _independent_rows(rows: _Rows, row_kinds: str) -> Tensor:
     chosen.append(chosen[0] + [i for i, kind in enumerate(row_kinds) if kind not in (EQUAL, FREE)])
     ranks = []
     for some in chosen:
+        if not some:  # no sum over an empty axis: ONNX Runtime fails on it
+            ranks.append(torch.zeros(rows.A.shape[:-2], dtype=torch.long, device=rows.A.device))
+            continue
         A = rows.A[..., some, :]
         filled = torch.ones(A.shape[:-1], dtype=torch.bool, device=A.device)
-        ranks.append(factor(A, filled, len(some)).used.sum(-1) if some else filled.sum(-1))
+        ranks.append(factor(A, filled, len(some)).used.sum(-1))
     return ranks[1] - ranks[0]
 
 
