@@ -646,3 +646,19 @@ def test_tangent_a_batch_of_incoming_gradients(kind: str, search: str):
     for k in range(3):
         for one, expected in zip(found, tangents(kind, search, v[k]), strict=True):
             close(one[k], expected)
+
+
+def test_a_graph_that_returns_the_violation_keeps_a_nan_to_its_sample():
+    """The violation is a diagnostic: NaN times a gradient of zero would reach the A that all samples share."""
+
+    def call(A):
+        answer = project(f, AffineSet.inequality(A, [1.0]), on_infeasible="nan")
+        return answer.value, answer.violation
+
+    f = torch.tensor([[3.0, 1.0], [torch.nan, 0.0]])
+    for function in (call, torch.compile(call, fullgraph=True, backend="aot_eager")):
+        A = torch.ones(1, 2, requires_grad=True)
+        value, violation = function(A)
+        assert not violation.requires_grad
+        value[0].sum().backward()
+        assert A.grad.isfinite().all()

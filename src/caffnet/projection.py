@@ -172,7 +172,9 @@ class Projection:
     @property
     def violation(self) -> Tensor:
         """The largest violation of each sample, ``(...)``, measured from the data in the user's units."""
-        rows = self.set.violation(self.value.detach())
+        # Without gradients to the set as well: compiled graphs multiply an answer of NaN by a gradient of zero.
+        A, lower, upper = (t.detach() for t in (self.set.A, self.set.lower, self.set.upper))
+        rows = AffineSet.from_parts(A, lower, upper, None, self.set.row_kinds).violation(self.value.detach())
         return rows.amax(-1) if rows.shape[-1] else rows.new_zeros(rows.shape[:-1])
 
     @property
