@@ -86,6 +86,25 @@ def test_an_equality_stays_one_row_and_sets_stack():
     assert batched[[1, 2]].batch_shape == (2,)
 
 
+def test_bounds_of_every_kind_give_a_set_in_lists_their_number_type():
+    box = AffineSet.box([0.0, 0.0], 1.0)
+    for upper in (torch.ones(3, 2), np.ones((3, 2), np.float32), [torch.ones(2), torch.ones(2)]):
+        assert box.with_bounds(upper=upper).dtype == torch.float32
+    given = box.with_bounds(upper=np.ones(2))
+    assert given.dtype == torch.float64 and not given.weak  # an array keeps its type, so float32 is refused
+    with pytest.raises(ConstraintError, match=r"f is torch\.float32, the constraints are torch\.float64"):
+        project(torch.zeros(2), given)
+    assert box.with_bounds([0.0, 0.5], torch.tensor([1, 2])).weak
+
+
+def test_an_index_reaches_batch_axes_only():
+    set = AffineSet.inequality(torch.ones(2, 3, 1, 2), torch.arange(6.0).reshape(2, 3, 1))
+    assert set[..., 1].upper.tolist() == [[1.0], [4.0]] and set[..., 1].A.shape == (2, 1, 2)
+    assert set[1, ..., 2].upper.tolist() == [5.0] and set[..., None].batch_shape == (2, 3, 1)
+    with pytest.raises(IndexError):
+        set[0, 0, 0]
+
+
 def test_a_set_cannot_be_changed():
     with pytest.raises(AttributeError):
         BOX.A = torch.zeros(2, 2)  # pyright: ignore[reportAttributeAccessIssue]

@@ -444,8 +444,11 @@ class AffineSet:
         >>> demand.with_bounds(upper=torch.rand(5, 4))
         AffineSet(4 rows in R^3, batch (5,))
         """
-        typed = next((t.dtype for t in (lower, upper) if isinstance(t, Tensor) and t.is_floating_point()), None)
-        old, kinds = self.to(typed) if self._weak and typed is not None else self, self._row_kinds
+        old, kinds = self, self._row_kinds
+        if self._weak:  # it takes the number type of the bounds
+            parts, assumed = as_tensors(lower=lower, upper=upper)
+            given = next((t for t in parts.values() if t is not None), None)
+            old = self if given is None or assumed else self.to(given.dtype)
         low, high = old.check_bounds(old.lower if lower is None else lower, old.upper if upper is None else upper)
         if EQUAL in kinds and (lower is None) != (upper is None):
             equal = is_kind(kinds, EQUAL, old.device)
@@ -484,9 +487,14 @@ class AffineSet:
         if not batch:
             raise ConstraintError("This set has no batch axes to index.")
 
+        # The axes of a sample stay as they are, also behind `...`: an index with too many axes is an IndexError.
+        places = index if isinstance(index, tuple) else (index,)
+        if not any(place is ... for place in places):
+            places = (*places, ...)
+
         def pick(t: Tensor, core: int) -> Tensor:
             shared = t.ndim == core
-            return t if shared else t.expand(*batch, *t.shape[t.ndim - core :])[index]
+            return t if shared else t.expand(*batch, *t.shape[t.ndim - core :])[(*places, *core * (slice(None),))]
 
         A, lower, upper = pick(self._A, 2), pick(self._lower, 1), pick(self._upper, 1)
         metric = None if self._metric is None else pick(self._metric, 2)
