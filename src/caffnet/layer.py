@@ -16,6 +16,7 @@ from caffnet._solve.prepare import Prepared, prepare, set_of
 from caffnet._solve.problem import Options, check_options
 from caffnet._solve.tracing import in_transform, is_compiling, is_concrete, is_exporting_plain, may_branch, no_autocast
 from caffnet.constraints import EQUAL, AffineSet, ArrayLike, Softness, joint_shape, row_names
+from caffnet.constraints.reading import read_array
 from caffnet.errors import ConstraintError, DtypeError
 from caffnet.projection import Projection, solve_checked, validate
 
@@ -215,6 +216,8 @@ class CAffine(nn.Module):
 
     def _check(self, f: Tensor, constraints: AffineSet | Prepared) -> None:
         """Refuse input that `project` would accept by mistake, or would report with a misleading error."""
+        if not isinstance(f, Tensor):
+            raise ConstraintError(f"f must be a tensor, got {type(f).__name__}: write torch.as_tensor(f).")
         if self._prepared is not None:
             own = self._prepared.set.dtype
             if f.dtype != own and f.dtype in (torch.float32, torch.float64):
@@ -284,7 +287,7 @@ class CAffine(nn.Module):
 
 def _read_metric(metric: ArrayLike) -> Tensor:
     """Return a metric as a tensor, of its own type or in double precision; each set converts it to its type."""
-    return metric if isinstance(metric, Tensor) else torch.as_tensor(metric, dtype=torch.float64)
+    return metric if isinstance(metric, Tensor) else read_array(metric, "metric").double()
 
 
 def _kept(part: Tensor) -> Tensor:

@@ -106,7 +106,13 @@ class CAffNet(nn.Module):
         return self._output(x, nominal), None if self.null is None else full_precision(self.null(x))
 
     def _output(self, x: Any, nominal: Tensor | None) -> Tensor:
-        f = full_precision(self.backbone(x))
+        f = self.backbone(x)
+        if not isinstance(f, Tensor):
+            raise ConstraintError(
+                f"The backbone must return one tensor (..., n), got {type(f).__name__}: wrap it in a module that "
+                "returns its output alone."
+            )
+        f = full_precision(f)
         return f if nominal is None else f + nominal
 
     def _null_vector(self, x: Any, f: Tensor) -> NullVector:

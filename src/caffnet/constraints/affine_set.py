@@ -25,9 +25,9 @@ from caffnet.constraints.reading import (
     as_tensors,
     holds_tensor,
     read_array,
-    read_bound,
     read_matrix,
     read_rows,
+    read_sides,
 )
 from caffnet.constraints.rows import (
     BOTH,
@@ -83,8 +83,8 @@ class AffineSet:
     ):
         parts, weak = as_tensors(A=A, lower=lower, upper=upper)
         rows = read_matrix(parts["A"], "A")
-        bounds = [read_bound(parts[side], rows, side) for side in ("lower", "upper")]
-        self._fill(rows, bounds[0], bounds[1], read_labels(names, rows.shape[-2]), None, weak)
+        lower, upper = read_sides(parts["lower"], parts["upper"], rows)
+        self._fill(rows, lower, upper, read_labels(names, rows.shape[-2]), None, weak)
 
     def _fill(
         self,
@@ -150,13 +150,15 @@ class AffineSet:
             raise ConstraintError("A box needs a lower or an upper bound, got neither.")
         sizes = {bound.shape[-1] for bound in given if bound.ndim}
         if dim is not None:
+            if isinstance(dim, bool) or not isinstance(dim, int | np.integer | torch.SymInt) or dim < 0:
+                raise ConstraintError(f"dim must be the number of outputs of the box, got {dim!r}.")
             sizes.add(dim)
         if len(sizes) != 1:
             hint = "write box(lower, upper, dim=n)" if not sizes else f"the sizes {sorted(sizes)} disagree"
             raise ConstraintError(f"A box must have one number of outputs: {hint}.")
         A = sparse.identity(sizes.pop(), given[0].dtype, given[0].device)
-        bounds = [read_bound(parts[side], A, side) for side in ("lower", "upper")]
-        return cls._build(A, bounds[0], bounds[1], read_labels(names, A.shape[-2]), None, weak)
+        low, high = read_sides(parts["lower"], parts["upper"], A)
+        return cls._build(A, low, high, read_labels(names, A.shape[-2]), None, weak)
 
     @classmethod
     def from_parts(
@@ -333,12 +335,13 @@ class AffineSet:
         tensor([ 3., -3.])
         """
         here, given = self._beside(metric, "metric")
+        shape = tuple(given.shape)
         if given.ndim == 1 if diagonal is None else diagonal:
             given = given.unsqueeze(-2)
         if given.ndim < 2 or given.shape[-1] != self.n or given.shape[-2] not in (1, self.n):
             raise ConstraintError(
                 f"The metric must have shape (..., {self.n}, {self.n}), or (..., {self.n}) for a diagonal (write "
-                f"diagonal=True if that has batch axes), got {tuple(torch.as_tensor(metric).shape)}."
+                f"diagonal=True if that has batch axes), got {shape}."
             )
         try:
             joint_shape(self.batch_shape, given.shape[:-2])
@@ -354,7 +357,8 @@ class AffineSet:
         """Return this set and other data of it in one number type and on one device."""
         typed = isinstance(data, Tensor | np.ndarray) or holds_tensor(data)
         given = as_tensors(**{name: data})[0][name]
-        assert given is not None
+        if given is None:
+            raise ConstraintError(f"The {name} is missing, got None: leave the call out for a set without one.")
         here = self.to(given.dtype) if self._weak and typed and given.is_floating_point() else self
         if not typed or given.ndim == 0:
             given = given.to(here.device, here.dtype)
@@ -479,7 +483,7 @@ class AffineSet:
     def check_bounds(self, lower: ArrayLike, upper: ArrayLike) -> tuple[Tensor, Tensor]:
         """Return other bounds for the same rows as tensors, with shapes and number types checked."""
         parts, _ = as_tensors(A=self._A, lower=lower, upper=upper)
-        return tuple(read_bound(parts[side], self._A, side) for side in ("lower", "upper"))  # pyright: ignore
+        return read_sides(parts["lower"], parts["upper"], self._A)
 
     def __getitem__(self, index: Any) -> AffineSet:
         """Return the sets at an index of the batch; a tensor that the whole batch shares stays shared."""

@@ -58,7 +58,7 @@ def read_array(value: Any, name: str) -> Tensor:
     """As `read`, with an error that names the argument."""
     try:
         return read(value)
-    except (TypeError, ValueError, OverflowError) as error:
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:  # torch says the last of shapes in lists
         raise ConstraintError(f"{name} cannot be read as an array of numbers: {error}") from None
 
 
@@ -68,8 +68,12 @@ def read(value: Any) -> Tensor:
         return torch.tensor(value)
     if isinstance(value, Sequence) and holds_tensor(value):
         parts = [v if isinstance(v, Tensor) else read(v) for v in value]
-        typed = next((p.dtype for p, v in zip(parts, value, strict=True) if holds_tensor(v)), torch.float64)
-        return torch.stack(torch.broadcast_tensors(*(p.to(typed) for p in parts)))
+        typed = [p.dtype for p, v in zip(parts, value, strict=True) if holds_tensor(v)]
+        floating = sorted({str(t) for t in typed if t.is_floating_point})
+        if len(floating) > 1:
+            raise ValueError(f"its tensors must share one number type, got {' and '.join(floating)}: convert one.")
+        wanted = next((t for t in typed if t.is_floating_point), torch.float64)
+        return torch.stack(torch.broadcast_tensors(*(p.to(wanted) for p in parts)))
     return torch.as_tensor(value, dtype=torch.float64)
 
 
@@ -127,3 +131,16 @@ def read_bound(bound: Tensor | None, A: Tensor, side: str) -> Tensor:
             f"The batch axes of the {side} bound {tuple(bound.shape)} and of A {tuple(A.shape)} do not broadcast."
         ) from None
     return bound
+
+
+def read_sides(lower: Tensor | None, upper: Tensor | None, A: Tensor) -> tuple[Tensor, Tensor]:
+    """Read both bounds of the rows of A, with `read_bound`."""
+    low, high = read_bound(lower, A, "lower"), read_bound(upper, A, "upper")
+    try:
+        joint_shape(low.shape[:-1], high.shape[:-1], A.shape[:-2])
+    except RuntimeError:
+        raise ConstraintError(
+            f"The batch axes of the lower bound {tuple(low.shape)} and of the upper bound {tuple(high.shape)} do not "
+            "broadcast."
+        ) from None
+    return low, high
