@@ -154,6 +154,20 @@ def test_the_kernel_and_the_closed_form_have_the_same_gradients(seed: int, measu
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("search", ["full", "active"])
+def test_rows_of_zeros_that_cannot_hold_leave_the_gradient_to_f_and_w(search: str):
+    """The violation is the same at every point, so the answer is f + w."""
+    set = AffineSet.inequality(torch.tensor([[0.0, 0.0], [1.0, 0.0]], dtype=DOUBLE), [-1.0, 0.5])
+    f, w = (torch.tensor([t], dtype=DOUBLE, requires_grad=True) for t in ([1.0, 2.0], [0.25, 0.5]))
+    answer = project(f, set, w, search=search, on_infeasible="nearest")
+    assert answer.status == Status.INFEASIBLE and answer.value.tolist() == [[1.25, 2.5]]
+    for again in (False, True):
+        slopes = torch.autograd.grad(answer.value.sum(), (f, w), retain_graph=True, create_graph=again)
+        assert all(t.tolist() == [[1.0, 1.0]] for t in slopes)
+    nothing = project(f, set, w, search=search, on_infeasible="nan").value
+    assert not any(t.any() for t in torch.autograd.grad(nothing.sum(), (f, w)))
+
+
 # ------------------------------------------------------------------------------------------------ tangent
 
 

@@ -166,12 +166,13 @@ FN void differentiate(const CaffnetBatch *batch, const CaffnetGradients *to, int
     double *v = work->walk.g, *p = work->ordinary, *y = work->y, power = 1.0;
     for (int64_t i = 0; i < batch->m && !held; i++) held = active[i] != 0;
     int compromise = choice && n > 0 && choice[0] != 0;
-    if (!held && !compromise) { /* f itself, or f + w where no point is nearer to the soft rows, or no answer at all */
-        int passes = !CAFFNET_HAS_NO_ANSWER(batch->status[b]);
+    if (!held && !compromise) { /* f itself, or f + w where no point is nearer to the broken rows, or no answer at all */
+        int broken = relaxed || (batch->nearest && batch->status[b] == CAFFNET_INFEASIBLE);
+        int passes = broken || !CAFFNET_HAS_NO_ANSWER(batch->status[b]);
         for (Index j = 0; j < n; j++) {
             double here = load(to->v, b * to->v_step + j, single);
             if (to->f) store(to->f, b * n + j, passes ? here : 0.0, single);
-            if (to->w) store(to->w, b * n + j, relaxed ? here : 0.0, single);
+            if (to->w) store(to->w, b * n + j, broken ? here : 0.0, single);
         }
         return;
     }

@@ -172,9 +172,12 @@ def _on_face(p: Problem, found: Answer, options: Options, inward: Tensor) -> Ten
     if tangent:
         y = y + _Inward.apply(inward, *_cone(p, found, moved), p.row_kinds, options)
     rest = torch.where((found.value == p.f).all(-1, keepdim=True), p.f, found.value)
-    if p.soft:  # where the violation is the same at every point, the answer is f + w
-        g = p.f if p.w is None else p.f + p.w
-        rest = torch.where(_relaxed(found), g + (found.value - g).detach(), rest)
+    # Where the violation is the same at every point, the answer is f + w.
+    broken = _relaxed(found)
+    if options.on_infeasible == "nearest":
+        broken = broken | (found.status == int(Status.INFEASIBLE)).unsqueeze(-1)
+    g = p.f if p.w is None else p.f + p.w
+    rest = torch.where(broken, g + (found.value - g).detach(), rest)
     return torch.where(moved, y, rest)
 
 
