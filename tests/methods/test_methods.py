@@ -140,6 +140,68 @@ def test_data_are_not_cast_behind_the_users_back():
         method(torch.zeros(2, 2))
 
 
+def rows_of_x(name: str, samples: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows that the method supports, for three outputs, and raw outputs far outside."""
+    A = torch.randn(samples, 2, 3, dtype=torch.float64)
+    return A[:1].expand(samples, 2, 3).clone() if name == "kkt_hpinn" else A, 3 * torch.randn(samples, 3).double()
+
+
+def of_x(name: str, A: torch.Tensor, b: torch.Tensor) -> Method:
+    make = AffineSet.equality if name in ("kkt_hpinn", "acnet", "dc3") else AffineSet.inequality
+    return METHODS[name](nn.Identity(), lambda _: make(A, b)).eval()
+
+
+@pytest.mark.parametrize("name", ["hardnet", "kkt_hpinn", "acnet", "dc3", "fsnet"])
+def test_a_sample_without_numbers_is_left_out(name: str):
+    (A, f), b = rows_of_x(name, 6), torch.rand(6, 2, dtype=torch.float64)
+    good = torch.tensor([0, 1, 5])
+    expected = of_x(name, A[good], b[good])(f[good])
+    A[2, 0, 1], b[3, 1], f[4, 2] = torch.nan, torch.nan, torch.nan
+    y = of_x(name, A, b)(f)
+    torch.testing.assert_close(y[good], expected)
+    assert y[2:5].isnan().all()
+    assert of_x(name, A[2:3], b[2:3])(f[2:3]).isnan().all()
+
+
+@pytest.mark.parametrize("name", ["hardnet", "kkt_hpinn", "acnet", "dc3", "fsnet"])
+def test_a_sample_without_numbers_does_not_reach_the_gradient_of_shared_rows(name: str):
+    f, A, b = 3 * torch.randn(4, 3).double(), torch.randn(2, 3).double(), torch.rand(4, 2).double()
+    slopes = []
+    for bad in ([], [2]):
+        rows, raw = A.clone().requires_grad_(), f.clone()
+        raw[bad] = torch.nan
+        used = torch.tensor([0, 1, 3]) if bad else torch.arange(4)
+        y = of_x(name, rows, b)(raw) if bad else of_x(name, rows, b[[0, 1, 3]])(raw[[0, 1, 3]])
+        (y[used] if bad else y).sum().backward()
+        slopes.append(rows.grad)
+    torch.testing.assert_close(slopes[0], slopes[1])
+
+
+@pytest.mark.parametrize("name", ["rayen", "cdgm", "hardnet", "dc3", "soft"])
+def test_a_fixed_set_must_be_made_of_numbers(name: str):
+    for A, b in (([[1.0, float("nan")]], [1.0]), ([[1.0, 0.0]], [float("nan")])):
+        with pytest.raises(ConstraintError, match="A fixed set must be made of numbers, got NaN"):
+            METHODS[name](nn.Identity(), AffineSet.inequality(A, b))
+
+
+@pytest.mark.parametrize("name", ["hardnet", "acnet", "kkt_hpinn", "dc3", "fsnet"])
+def test_a_function_that_returns_no_set_is_named(name: str):
+    with pytest.raises(ConstraintError, match="must return an AffineSet, got float"):
+        METHODS[name](nn.Identity(), lambda _: 3.0)(torch.zeros(1, 2))  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("name", ["hardnet", "dc3", "fsnet", "ipopt"])
+@pytest.mark.parametrize("fixed", [True, False])
+def test_large_boxes_are_sets_like_others(name: str, fixed: bool):
+    box = AffineSet.box(-1.0, 1.0, dim=1100)  # stored as its entries
+    method = METHODS[name](nn.Identity(), box if fixed else lambda _: box).eval()
+    f = torch.zeros(2, 1100)
+    f[0, 7] = 1.5
+    y = method(f)
+    assert y.shape == f.shape
+    assert y[0, 7] <= f[0, 7] and y.isfinite().all()
+
+
 def test_penalty_forms():
     limits = AffineSet.inequality([[1.0, 0.0]], [0.0]) & AffineSet.equality([[0.0, 1.0]], [0.0])
     y = torch.tensor([[3.0, -4.0], [-1.0, 0.0]])

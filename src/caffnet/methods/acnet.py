@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from caffnet.constraints import EQUAL, AffineSet
-from caffnet.methods.base import Guarantee, Method, Supports, unit_rows
+from caffnet.methods.base import Guarantee, Method, Supports, numbers_only, unit_rows
 from caffnet.methods.completion import Completion
 from caffnet.methods.penalty import Penalty
 
@@ -71,6 +71,7 @@ class ACnet(Method):
             )
         return split
 
+    @numbers_only
     def enforce(self, f: Tensor, set: AffineSet) -> Tensor:
         """Keep the direct outputs, solve for the residual ones."""
         split = self._split(set, check=self.constraint is not None)  # a fixed set was checked when it came

@@ -16,8 +16,9 @@ from __future__ import annotations
 import abc
 import dataclasses
 import enum
+import functools
 from collections.abc import Callable
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar, NoReturn, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +27,8 @@ from caffnet import tolerance
 from caffnet.constraints import EQUAL, AffineSet
 from caffnet.errors import ConstraintError
 from caffnet.methods.penalty import Penalty
+
+Enforce = TypeVar("Enforce", bound=Callable[..., Tensor])
 
 
 class Guarantee(enum.StrEnum):
@@ -119,7 +122,9 @@ class Method(nn.Module, abc.ABC):
     def _keep(self, constraint: AffineSet | Callable[[Any], AffineSet]) -> None:
         """Keep a fixed set in buffers, or a function as it is; refuse anything else."""
         if isinstance(constraint, AffineSet):
-            fixed = constraint.to(torch.get_default_dtype()) if constraint.weak else constraint
+            fixed = in_full(constraint.to(torch.get_default_dtype()) if constraint.weak else constraint)
+            if any(t.isnan().any() for t in (fixed.A, fixed.lower, fixed.upper)):
+                raise ConstraintError("A fixed set must be made of numbers, got NaN in A, lower or upper.")
             self._check_structure(fixed)
             self._rows = (fixed.row_kinds, fixed.labels)
             for name in ("A", "lower", "upper"):
@@ -165,8 +170,13 @@ class Method(nn.Module, abc.ABC):
             sides, labels = self._rows
             return AffineSet.from_parts(self.A, self.lower, self.upper, labels, sides)
         set = self.constraint(x)
+        if not isinstance(set, AffineSet):
+            raise ConstraintError(
+                f"The constraint function must return an AffineSet, got {type(set).__name__}: "
+                "for A y <= b, return AffineSet.inequality(A, b)."
+            )
         self._check_structure(set)
-        return set
+        return in_full(set)
 
     # ------------------------------------------------------------------------------------------------ training
 
@@ -218,6 +228,32 @@ class Method(nn.Module, abc.ABC):
         return "input-dependent" if self.constraint is not None else f"{self.A.shape[-2]} rows in R^{self.A.shape[-1]}"
 
 
+def numbers_only(enforce: Enforce) -> Enforce:
+    """Let a method see only the samples that are made of numbers; the others are NaN.
+
+    Factorisations, step lengths and gradients of shared rows would carry one NaN to all samples of the batch.
+    """
+
+    @functools.wraps(enforce)
+    def known_only(self: Any, f: Tensor, set: AffineSet) -> Tensor:
+        known = f.isfinite().all(-1) & set.A.isfinite().all(-1).all(-1)
+        known = known & ~(set.lower.isnan() | set.upper.isnan()).any(-1)
+        if bool(known.all()):
+            return enforce(self, f, set)
+        f = f.expand(*known.shape, set.n)
+        y = torch.where(known.unsqueeze(-1), f, torch.nan)
+        if bool(known.any()):
+            A, lower, upper = (
+                t if t.ndim == core else t.expand(*known.shape, *t.shape[-core:])[known]
+                for t, core in ((set.A, 2), (set.lower, 1), (set.upper, 1))
+            )
+            some = AffineSet.from_parts(A, lower, upper, set.labels, set.row_kinds)
+            y[known] = enforce(self, f[known], some)
+        return y
+
+    return cast(Enforce, known_only)
+
+
 def unit_rows(rows: Tensor) -> Tensor:
     """Scale rows to length one (zero rows stay), so that the rank does not depend on the units of the user."""
     rows = times_power(rows, unit_exponent(rows).unsqueeze(-1))  # squares of 1e-30 underflow, of 1e30 overflow
@@ -256,3 +292,8 @@ def signed_violation(set: AffineSet, y: Tensor) -> Tensor:
     r"""The excess of each row: $ReLU(A y - upper) - ReLU(lower - A y)$, ``(..., m)``."""
     value = matvec(set.A, y)
     return torch.relu(value - set.upper) - torch.relu(set.lower - value)
+
+
+def in_full(set: AffineSet) -> AffineSet:
+    """Return the set with all numbers of its rows stored: the formulas of the methods need them."""
+    return set.to_dense() if set.A.layout != torch.strided else set

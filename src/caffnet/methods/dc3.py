@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from caffnet.constraints import EQUAL, AffineSet
-from caffnet.methods.base import Guarantee, Method, Supports, matvec, row_rank, signed_violation
+from caffnet.methods.base import Guarantee, Method, Supports, matvec, numbers_only, row_rank, signed_violation
 from caffnet.methods.completion import Completion, outputs_to_solve_for
 from caffnet.methods.penalty import Penalty
 
@@ -80,6 +80,7 @@ class DC3(Method):
                     "other outputs as dependent=[...], or dependent=None",
                 )
 
+    @numbers_only
     def enforce(self, f: Tensor, set: AffineSet) -> Tensor:
         """Complete, then correct."""
         split = self._split(set) if self.completion else None

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from caffnet.constraints import AffineSet
-from caffnet.methods.base import Guarantee, Method, Output, matvec, signed_violation
+from caffnet.methods.base import Guarantee, Method, Output, matvec, numbers_only, signed_violation
 from caffnet.methods.penalty import Penalty
 
 
@@ -74,6 +74,7 @@ class FSNet(Method):
         self.armijo, self.shrink, self.backtracks = armijo, shrink, backtracks
         self.distance, self.rescue = distance, rescue
 
+    @numbers_only
     def enforce(self, f: Tensor, set: AffineSet) -> Tensor:
         """Seek a feasible point from f."""
         shared, history = self._seek(f, set, min(self.unrolled, self.iterations), [])

@@ -14,6 +14,7 @@ from caffnet.methods.base import (
     Method,
     Supports,
     matvec,
+    numbers_only,
     row_rank,
     signed_violation,
     times_power,
@@ -91,6 +92,7 @@ class HardNet(Method):
         """Leave the projection out of training for the first `soft_epochs`."""
         self.enabled = epoch >= self.soft_epochs
 
+    @numbers_only
     def enforce(self, f: Tensor, set: AffineSet) -> Tensor:
         """The closed form above."""
         if self.training and not self.enabled:
@@ -98,18 +100,14 @@ class HardNet(Method):
         excess = signed_violation(set, f)  # (..., m)
         if self.constraint is None:
             return f - matvec(self.inverse, excess)
-        if set.A.ndim == 2 and not set.A.requires_grad and bool(set.A.isfinite().all()):  # shared by all samples
+        if set.A.ndim == 2 and not set.A.requires_grad:  # shared by all samples
             return f - matvec(self._inverse(set.A), excess)
         # The published code solves instead of inverting when A differs between samples.
         A = set.A.expand(*excess.shape[:-1], set.m, set.n)
-        # A factorisation of a batch fails if one sample has NaN: such samples are left out and get no answer.
-        known = (excess.isfinite().all(-1) & A.isfinite().all(-1).all(-1)).unsqueeze(-1)
-        A, excess = torch.where(known.unsqueeze(-1), A, 0.0), torch.where(known, excess, 0.0)
         rcond = None  # torch omits directions that are rounding noise
         if set.m <= set.n or self.check:
             independent = self._independent(set.A if self.check else A)
             exponent = torch.where(independent.unsqueeze(-1), unit_exponent(A), 0.0)
             A, excess = times_power(A, exponent.unsqueeze(-1)), times_power(excess, exponent)
             rcond = 0.0 if bool(independent.all()) else None  # independent rows have no direction to leave out
-        step = torch.linalg.lstsq(A, excess.unsqueeze(-1), rcond=rcond).solution.squeeze(-1)
-        return torch.where(known, f - step, torch.nan)
+        return f - torch.linalg.lstsq(A, excess.unsqueeze(-1), rcond=rcond).solution.squeeze(-1)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from caffnet.constraints import AffineSet
-from caffnet.methods.base import Guarantee, Method, Supports, matvec, times_power, unit_exponent
+from caffnet.methods.base import Guarantee, Method, Supports, matvec, numbers_only, times_power, unit_exponent
 from caffnet.methods.penalty import Penalty
 
 
@@ -63,6 +63,7 @@ class KKTHPINN(Method):
         null = torch.eye(rows.shape[-1], dtype=rows.dtype, device=rows.device) - Q @ Q.mT
         return times_power(K, exponent.unsqueeze(-2)).to(B.dtype), null.to(B.dtype)
 
+    @numbers_only
     def enforce(self, f: Tensor, set: AffineSet) -> Tensor:
         """The two frozen linear maps."""
         K, null = (self.K, self.null) if self.constraint is None else self._layers(self.shared_A(set))
