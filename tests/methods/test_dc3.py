@@ -143,3 +143,10 @@ def test_the_unit_of_an_equality_does_not_matter(mixed: AffineSet):
         method = DC3(nn.Identity(), AffineSet.inequality(G, mixed.upper[:5]) & equal, lr=1e-2)
         assert method.dependent == expected.dependent
         torch.testing.assert_close(method(f), expected(f))
+
+
+def test_rows_of_x_that_cannot_be_solved_are_refused():
+    method = DC3(nn.Identity(), lambda x: AffineSet.equality(x.unsqueeze(-2), [1.0]))
+    method(torch.tensor([[1.0, 0.0]]))  # chooses the first output
+    with pytest.raises(UnsupportedError, match=r"cannot be solved for the outputs \[0\]"):
+        method(torch.tensor([[1.0, 0.0], [0.0, 1.0]]))

@@ -202,6 +202,18 @@ def test_large_boxes_are_sets_like_others(name: str, fixed: bool):
     assert y[0, 7] <= f[0, 7] and y.isfinite().all()
 
 
+@pytest.mark.parametrize(("name", "option"), [("acnet", "residual"), ("dc3", "dependent")])
+@pytest.mark.parametrize("wrong", [-1, 3])
+def test_the_outputs_to_solve_for_are_outputs(name: str, option: str, wrong: int):
+    with pytest.raises(ConstraintError, match=rf"must be among 0..2, got \[{wrong}\]"):
+        METHODS[name](nn.Identity(), AffineSet.equality([[1.0, 1.0, 1.0]], [1.0]), **{option: [wrong]})
+
+
+def test_no_samples_are_no_samples_of_rows():
+    rows = AffineSet.equality(torch.zeros(0, 1, 2), torch.zeros(0, 1))
+    assert METHODS["kkt_hpinn"](nn.Identity(), lambda _: rows)(torch.zeros(0, 2)).shape == (0, 2)
+
+
 def test_penalty_forms():
     limits = AffineSet.inequality([[1.0, 0.0]], [0.0]) & AffineSet.equality([[0.0, 1.0]], [0.0])
     y = torch.tensor([[3.0, -4.0], [-1.0, 0.0]])

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from caffnet import tolerance
 from caffnet.constraints import EQUAL, AffineSet
+from caffnet.errors import ConstraintError
 from caffnet.methods.base import matvec, times_power, unit_exponent, unit_rows
 
 
@@ -24,6 +25,8 @@ class Completion:
     """
 
     def __init__(self, set: AffineSet, dependent: Sequence[int]):
+        if not all(0 <= j < set.n for j in dependent):
+            raise ConstraintError(f"The outputs to solve for must be among 0..{set.n - 1}, got {list(dependent)}.")
         device = set.device
         equal = [side == EQUAL for side in set.row_kinds]
         self.equal = torch.tensor([i for i, e in enumerate(equal) if e], dtype=torch.long, device=device)

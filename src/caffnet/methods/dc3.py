@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -74,17 +74,16 @@ class DC3(Method):
         if self.constraint is None and completion:
             split = self._split(self.set_at())
             if dependent is not None and not bool(split.solvable().all()):
-                self.refuse(
-                    f"the equalities cannot be solved for the outputs {list(dependent)}",
-                    "dependent outputs with independent coefficients",
-                    "other outputs as dependent=[...], or dependent=None",
-                )
+                self._refuse_dependent()
 
     @numbers_only
     def enforce(self, f: Tensor, set: AffineSet) -> Tensor:
         """Complete, then correct."""
         split = self._split(set) if self.completion else None
-        y = f if split is None else split.complete(f[..., split.free])
+        try:
+            y = f if split is None else split.complete(f[..., split.free])
+        except torch.linalg.LinAlgError:  # pyright: ignore[reportPrivateImportUsage]  (rows of x came later)
+            self._refuse_dependent()
         delta = torch.zeros_like(y)
         for _ in range(self.steps if self.training else self.test_steps):
             if not self.training and bool((set.violation(y) <= self.tolerance).all()):
@@ -92,6 +91,13 @@ class DC3(Method):
             delta = self.lr * self._gradient(set, y, split) + self.momentum * delta
             y = y - delta
         return y
+
+    def _refuse_dependent(self) -> NoReturn:
+        self.refuse(
+            f"the equalities cannot be solved for the outputs {list(self.dependent or ())}",
+            "dependent outputs with independent coefficients",
+            "completion=False, other outputs as dependent=[...], or dependent=None",
+        )
 
     def _gradient(self, set: AffineSet, y: Tensor, split: Completion | None) -> Tensor:
         """The direction of steepest ascent of the squared residuals, ``(..., n)``, along the equalities if split."""

@@ -66,5 +66,7 @@ class KKTHPINN(Method):
     @numbers_only
     def enforce(self, f: Tensor, set: AffineSet) -> Tensor:
         """The two frozen linear maps."""
+        if not f.numel():  # without a sample there are no rows
+            return f
         K, null = (self.K, self.null) if self.constraint is None else self._layers(self.shared_A(set))
         return matvec(null, f) + matvec(K, set.upper)
