@@ -140,6 +140,19 @@ def test_an_observation_of_several_parts_has_a_state():
     np.testing.assert_allclose(info["action"], [0.1, 0.1], rtol=1e-6)
 
 
+def test_an_observation_of_several_parts_without_a_state_is_named():
+    from caffnet.control.gym import ActionFilter
+
+    space = gymnasium.spaces.Box(-1.0, 1.0, (1,))
+    filter = ActionFilter(space, lambda x: AffineSet.box(-1.0, 1.0, dim=1), None, False, {})
+    for seen in ({"speed": np.zeros(2)}, "fast"):
+        with pytest.raises(ConstraintError, match=f"a state of numbers, got {type(seen).__name__}: pass state="):
+            filter(np.zeros(1), seen)
+    wrong = ActionFilter(space, lambda x: 3.0, None, False, {})  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ConstraintError, match="must be an AffineSet or return one, got float"):
+        wrong(np.zeros(1), np.zeros(2))
+
+
 def test_a_fixed_set_and_a_tensor_with_a_graph_are_taken_and_unknown_options_are_not():
     from caffnet.control.gym import SafeActions
 

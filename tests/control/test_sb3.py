@@ -116,6 +116,15 @@ def test_what_cannot_be_is_refused():
         sb3.SAC(SafeSACPolicy, Reach(), use_sde=True, policy_kwargs={"constraint": rows})
     with pytest.raises(ConstraintError, match="box with finite limits"):
         ActionSets(rows, gymnasium.spaces.Box(-np.inf, np.inf, (N,)), scaled=True)
+    with pytest.raises(ConstraintError, match=r"of shape \(n,\), got Box"):
+        ActionSets(rows, gymnasium.spaces.Box(-1.0, 1.0, (N, 1)), scaled=True)
+    space, seen = gymnasium.spaces.Box(-1.0, 1.0, (N,)), torch.zeros(4, N)
+    with pytest.raises(ConstraintError, match="must be an AffineSet or return one, got float"):
+        ActionSets(lambda x: 3.0, space, scaled=True)(seen)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ConstraintError, match="over the 3 actions, got AffineSet"):
+        ActionSets(AffineSet.box(-1.0, 1.0, dim=2), space, scaled=True)(seen)
+    with pytest.raises(ConstraintError, match=r"centre must have shape \(..., 3\), one action, got \(2,\)"):
+        ActionSets(rows, space, scaled=False, centre=[0.0, 0.0]).transform(seen)
 
 
 def tight(observations):

@@ -339,7 +339,13 @@ def _as_states(given: Any) -> Any:
     """A state, or a pair of state and time, as float64 tensors."""
     if isinstance(given, tuple):
         return tuple(_as_states(part) for part in given)
-    return torch.from_numpy(np.array(given, dtype=np.float64))
+    try:
+        return torch.from_numpy(np.array(given, dtype=np.float64))
+    except (TypeError, ValueError):  # as a dict or a text
+        raise ConstraintError(
+            f"The constraint needs a state of numbers, got {type(given).__name__}: pass state=..., a function that "
+            "turns an observation into the state."
+        ) from None
 
 
 def _numbers(name: str, given: np.ndarray, *shape: int) -> np.ndarray:

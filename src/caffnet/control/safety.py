@@ -237,6 +237,11 @@ class SafetyFilter(nn.Module):
 
 def before_limits(rows: AffineSet) -> AffineSet:
     """Mark the rows to give way before the limits with ``on_infeasible="nearest"``, unless some are soft already."""
+    if not isinstance(rows, AffineSet):
+        raise ConstraintError(
+            f"The constraint must be an AffineSet or return one, got {type(rows).__name__}: "
+            "for A u <= b, return AffineSet.inequality(A, b)."
+        )
     return rows.soft(when="nearest") if rows.softness is None else rows
 
 

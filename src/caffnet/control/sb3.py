@@ -55,8 +55,9 @@ class ActionSets:
     """
 
     def __init__(self, constraint: Rows, space: Any, scaled: bool, centre: Centre = None):
-        if not hasattr(space, "low") or not np.isfinite(space.low).all() or not np.isfinite(space.high).all():
-            raise ConstraintError(f"The action space must be a box with finite limits, got {space}.")
+        box = hasattr(space, "low") and space.low.ndim == 1
+        if not box or not np.isfinite(space.low).all() or not np.isfinite(space.high).all():
+            raise ConstraintError(f"The action space must be a box with finite limits and of shape (n,), got {space}.")
         self.constraint, self.scaled, self.centre = constraint, scaled, centre
         low, high = (torch.as_tensor(side, dtype=torch.float64) for side in (space.low, space.high))
         self.middle, self.half = (high + low) / 2, (high - low) / 2
@@ -69,12 +70,14 @@ class ActionSets:
     def __call__(self, observations: Any) -> AffineSet:
         """The sets at the observations, float32."""
         rows = self.constraint if isinstance(self.constraint, AffineSet) else self.constraint(observations)
-        rows = rows.to(torch.float64)
+        rows = before_limits(rows).to(torch.float64)
+        if rows.n != len(self.middle):
+            raise ConstraintError(f"The constraint must be over the {len(self.middle)} actions, got {rows}.")
         if self.scaled:  # of a = middle + half s
             shift = rows.A @ self.middle
             parts = rows.A * self.half, rows.lower - shift, rows.upper - shift
             rows = AffineSet.from_parts(*parts, rows.labels, rows.row_kinds, None, rows.softness)
-        return (before_limits(rows) & self.limits).to(torch.float32)
+        return (rows & self.limits).to(torch.float32)
 
     def transform(self, observations: Any) -> RayTransform:
         """The map into the interior of the sets at the observations; `stuck` where a set has none."""
@@ -98,6 +101,10 @@ class ActionSets:
             return None
         given = self.centre(observations) if callable(self.centre) else torch.as_tensor(self.centre)
         inside = given.detach().double()
+        if inside.ndim and inside.shape[-1] not in (1, len(self.middle)):
+            raise ConstraintError(
+                f"The centre must have shape (..., {len(self.middle)}), one action, got {tuple(inside.shape)}."
+            )
         return ((inside - self.middle) / self.half if self.scaled else inside).to(torch.float32)
 
 
