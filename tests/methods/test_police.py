@@ -76,3 +76,15 @@ def test_other_networks_are_refused():
         POLICE(Transformer(2, 2), AffineOn(torch.eye(3, 2)))
     with pytest.raises(ConstraintError, match=r"at least one nn\.Linear"):
         POLICE(nn.Sequential(nn.ReLU()), AffineOn(torch.eye(3, 2)))
+
+
+def test_units_without_a_hinge_are_not_shifted():
+    linear, region, x = nn.Linear(2, 3), AffineOn(torch.randn(4, 2)), torch.randn(5, 2)
+    for layers in ([linear], [linear, nn.Identity()]):
+        torch.testing.assert_close(POLICE(nn.Sequential(*layers), region)(x), linear(x))
+
+
+@pytest.mark.parametrize("vertices", [torch.zeros(3, 5), torch.zeros(2), torch.zeros(0, 2), [[0.0, 0.0]]])
+def test_vertices_are_points_of_the_input(vertices):
+    with pytest.raises(ConstraintError, match=r"vertices as a tensor of shape \(v, 2\), v at least 1, got"):
+        POLICE(nn.Sequential(nn.Linear(2, 3)), AffineOn(vertices))

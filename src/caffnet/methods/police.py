@@ -65,7 +65,9 @@ class POLICE(Method):
                 f"POLICE works unit by unit and needs an nn.Sequential of {', '.join(c.__name__ for c in LAYERS)}, "
                 f"got {type(backbone).__name__}({', '.join(type(layer).__name__ for layer in layers)})."
             )
-        free = AffineSet(torch.zeros(0, _outputs(layers), dtype=constraint.vertices.dtype))
+        outputs = _outputs(layers)
+        _check_vertices(constraint.vertices, layers)
+        free = AffineSet(torch.zeros(0, outputs, dtype=constraint.vertices.dtype))
         super().__init__(backbone, free, penalty=penalty)
         self.register_buffer("vertices", constraint.vertices.detach().clone())
 
@@ -78,10 +80,10 @@ class POLICE(Method):
         batch = x.shape[:-1]
         corners = len(self.vertices)
         h = torch.cat([self.vertices, x.reshape(-1, x.shape[-1])])
-        last = len(self.backbone) - 1
-        for place, layer in enumerate(self.backbone):
+        layers = list(self.backbone)
+        for place, layer in enumerate(layers):
             h = layer(h)
-            if isinstance(layer, nn.Linear) and place < last:
+            if isinstance(layer, nn.Linear) and _bends(layers[place + 1 :]):
                 h = h + one_sided_shift(h[:corners])
         y = h[corners:].reshape(*batch, -1)
         y = y if nominal is None else y + nominal
@@ -98,6 +100,19 @@ def one_sided_shift(at_vertices: Tensor) -> Tensor:
         positive = (at_vertices > 0).sum(0) * 2 > len(at_vertices)
         sign = torch.where(positive, 1.0, -1.0).to(at_vertices.dtype)
     return -sign * (sign * at_vertices).amin(0).clamp_max(0)
+
+
+def _bends(after: list[nn.Module]) -> bool:
+    """Whether a hinge follows at once; the values of other units may have any sign."""
+    others = [layer for layer in after if not isinstance(layer, nn.Identity)]
+    return bool(others) and not isinstance(others[0], nn.Linear)
+
+
+def _check_vertices(vertices: Any, layers: list[nn.Module]) -> None:
+    inputs = next(layer.in_features for layer in layers if isinstance(layer, nn.Linear))
+    shape = tuple(vertices.shape) if isinstance(vertices, Tensor) else type(vertices).__name__
+    if not isinstance(shape, tuple) or len(shape) != 2 or not shape[0] or shape[1] != inputs:
+        raise ConstraintError(f"AffineOn needs vertices as a tensor of shape (v, {inputs}), v at least 1, got {shape}.")
 
 
 def _outputs(layers: list[nn.Module]) -> int:
