@@ -149,9 +149,21 @@ MUTANTS = {
     ),
     "the closed form takes the other bound": (
         "_solve/gradient.py",
-        "torch.where(sides > 0, upper, lower)",
-        "torch.where(sides > 0, lower, upper)",
+        "torch.where(from_above, upper, lower)",
+        "torch.where(from_above, lower, upper)",
         CLOSED_FORM,
+    ),
+    "the point of least violation counts as one on its rows": (
+        "_solve/gradient.py",
+        "torch.where(missed, dot(full, found.value.unsqueeze(-2)) - chosen, 0.0)",
+        "torch.zeros_like(chosen)",
+        "test_gradient.py::test_the_kernel_and_the_closed_form_have_the_same_gradients",
+    ),
+    "a bound at infinity is touched": (
+        "_kernel/rows.c",
+        "return is_finite(bound) && fabs(value - bound)",
+        "return fabs(value - bound)",
+        "test_structure.py::test_a_large_box_has_all_gradients_of_a_small_one",
     ),
     "the tangent step of a transform points outward": (
         "_solve/gradient.py",

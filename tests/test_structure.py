@@ -652,6 +652,7 @@ def test_a_large_box_has_all_gradients_of_a_small_one(dtype: torch.dtype, gradie
         found.append([answer.status, answer.active, answer.value, *torch.autograd.grad(answer.value, leaves, v)])
     assert found[0][0].tolist() == [0, 1, 3, 4, 1]
     assert_same(*found)
+    assert torch.equal(found[0][3][1, 40:60], v[1, 40:60])  # no bound there
 
 
 def test_a_budget_beyond_the_largest_number():

@@ -138,9 +138,8 @@ def _on_face(p: Problem, found: Answer, options: Options, inward: Tensor) -> Ten
     # The point of least violation lies on rows moved by that violation, which counts as a constant; of an equality, the
     # upper bound counts.
     missed = used & (found.status == int(Status.INFEASIBLE)).unsqueeze(-1)
-    chosen = torch.where(
-        (sides > 0) | (missed & (lower == upper)), upper, lower
-    )  # an equality counts by its upper bound
+    from_above = (sides > 0) | (missed & (lower == upper))
+    chosen = torch.where(from_above, upper, lower)
     chosen = chosen + torch.where(missed, dot(full, found.value.unsqueeze(-2)) - chosen, 0.0).detach()
     levels = None
     if p.soft:
