@@ -443,7 +443,9 @@ def _batch_shape(f: Tensor, set: AffineSet) -> torch.Size:
 
 def start_lines(start: Tensor | str, batch: torch.Size, m: int, meta: bool = False) -> Tensor:
     """The rows to begin with, one sample per line; without numbers if `meta`."""
-    got = tuple(start.shape) if isinstance(start, Tensor) else repr(start)
+    got = repr(start) if isinstance(start, str) else type(start).__name__  # a list may be long
+    if isinstance(start, Tensor):
+        got = tuple(start.shape)
     if isinstance(start, Tensor) and got == (*batch, m):
         if start.layout == torch.strided and not start.is_complex() and (meta or not start.is_meta):
             return start.sign().to(torch.int8).reshape(batch.numel(), m)
