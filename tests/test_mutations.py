@@ -228,6 +228,18 @@ MUTANTS = {
         "fabs(total) > 0x1p-60 * size)",
         "test_strict.py::test_what_is_inside_is_decided_exactly",
     ),
+    "a product that lost its last digits counts as exact": (
+        "_kernel/exact.c",
+        "&& (fabs(term) > 0x1p-900 || p == 0.0 || q == 0.0);",
+        "&& 1;",
+        "test_strict.py::test_digits_that_products_and_sums_lose_are_not_forgotten",
+    ),
+    "a rounded sum counts as exact": (
+        "_kernel/exact.c",
+        "exact = total.low == 0.0 && fma",
+        "exact = fma",
+        "test_strict.py::test_digits_that_products_and_sums_lose_are_not_forgotten",
+    ),
     "a carry is lost": (
         "_kernel/exact.c",
         "int64_t here = total->word[j] + carry;",

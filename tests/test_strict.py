@@ -91,6 +91,37 @@ def test_what_is_inside_is_decided_exactly(dtype: torch.dtype, size: float):
         assert all(holds_exactly(set, answer.value))
 
 
+def test_digits_that_products_and_sums_lose_are_not_forgotten():
+    """Outside by 2^-1111, which no float64 product and no fma can show; outside by 2^-60, which a sum in order loses."""
+    a, odd = 2.0**-530, 2.0**-530 * (1 + 2.0**-52)
+    product = (
+        AffineSet.inequality([[odd]], [a * a]).to(torch.float64),
+        torch.tensor([[odd], [a * (1 - 2.0**-52)]], dtype=torch.float64),
+    )
+    sums = (
+        AffineSet.inequality([[1.0, 1.0]], [1.0]).to(torch.float64),
+        torch.tensor([[2.0**-60, 1.0], [0.0, 1.0]], dtype=torch.float64),
+    )
+    for set, f in (product, sums):
+        assert holds_exactly(set, f) == [False, True]
+        answer = project(f, set, strict=True)
+        assert (answer.value == f).all(-1).tolist() == [False, True]
+        assert all(holds_exactly(set, answer.value))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_sums_without_rounding_are_decided_as_they_are(dtype: torch.dtype):
+    """Integer rows that meet, pass or miss their bound by one unit."""
+    random = torch.Generator().manual_seed(15)
+    A, f = (torch.randint(-9, 10, shape, generator=random).to(dtype) for shape in ((300, 1, 6), (300, 6)))
+    for off in (-1, 0, 1):
+        set = AffineSet.inequality(A, (A @ f.unsqueeze(-1)).squeeze(-1) + off)
+        answer = project(f, set, strict=True, on_infeasible="nan")
+        inside = torch.tensor(holds_exactly(set, f))
+        assert torch.equal((answer.value == f).all(-1), inside)
+        assert (inside == (off >= 0)).all() or off < 0
+
+
 def test_a_point_that_is_exactly_inside_has_that_status():
     """Also where a sum in floating point says that it is not."""
     f, A, bound = points_on_a_row(torch.float64, 1.0)

@@ -59,6 +59,20 @@ FN int fixed_sign(Fixed *total) {
     return carry < 0 ? -1 : sign;
 }
 
+/* Whether no product and no sum of a y - b, taken in order, is rounded: as for a bound of one output that y meets. */
+FN int sums_exactly(const void *a, int64_t place, const Index *columns, const void *y, int64_t y_place, Index n, double bound,
+                    int single) {
+    Pair total = {-bound, 0.0};
+    int exact = 1;
+    for (Index j = 0; j < n && exact; j++) {
+        double p = load(a, place + j, single), q = load(y, y_place + (columns ? columns[j] : j), single), term = p * q;
+        total = two_sum(total.high, term);
+        /* the error of a smaller product may be smaller than the smallest number */
+        exact = total.low == 0.0 && fma(p, q, -term) == 0.0 && (fabs(term) > 0x1p-900 || p == 0.0 || q == 0.0);
+    }
+    return exact && is_finite(total.high);
+}
+
 /* The sign of a y - b for n numbers of a row in the user's own numbers, exactly. `columns` has their places, or is NULL. */
 FN int exact_sign(const void *a, int64_t place, const Index *columns, const void *y, int64_t y_place, Index n, double bound,
                   int single) {
@@ -70,6 +84,7 @@ FN int exact_sign(const void *a, int64_t place, const Index *columns, const void
     }
     /* |error| <= (n + 1) eps/2 size and a little; below the square root of the range products have lost digits */
     if (is_finite(size) && size > 0x1p-900 && fabs(total) > (double)(n + 4) * 0x1p-52 * size) return total > 0.0 ? 1 : -1;
+    if (sums_exactly(a, place, columns, y, y_place, n, bound, single)) return (total > 0.0) - (total < 0.0);
     Fixed sum;
     memset(&sum, 0, sizeof sum);
     for (Index j = 0; j < n; j++) {
