@@ -27,20 +27,36 @@ FN void multipliers(const Rows *s, Face *face, Index base, const double *g, cons
     for (Index j = base; j < face->k; j++) face->multiplier[j] = face->r[j] * face->sides[j];
 }
 
+/* The multipliers of the closed form for g, without the point and its refinement: enough to see rows that do not pull. */
+FN void rough_multipliers(const Rows *s, Face *face, const double *g) {
+    double *r = face->r;
+    along_all(face, g, face->d, outputs_of(s));
+    for (Index j = 0; j < face->k; j++) r[j] = face->sides[j] > 0 ? s->high[face->rows[j]] : s->low[face->rows[j]];
+    solve_transposed(face, r, outputs_of(s));
+    for (Index j = 0; j < face->k; j++) face->d[j] -= r[j];
+    in_rows(face, face->base, face->d, r, outputs_of(s));
+    for (Index j = face->base; j < face->k; j++) face->multiplier[j] = r[j] * face->sides[j];
+}
+
+/* Drop the inequalities whose multipliers are below `least`; how many. */
+FN Index drop_below(const Rows *s, Face *face, double least) {
+    Index before = face->k;
+    for (Index j = face->k - 1; j >= face->base; j--)
+        if (face->multiplier[j] < least) drop(face, j, outputs_of(s));
+    return before - face->k;
+}
+
 /* Move to the projection on the flat, and drop the rows that do not pull, until all do. */
 FN void settle(const Rows *s, Face *face, const double *g, double *y, const CaffnetTolerances *t) {
-    for (int again = 1; again;) {
+    double least = 0.0;
+    do {
+        do rough_multipliers(s, face, g);
+        while (drop_below(s, face, least) > 0);
         flat_point(s, face, g, y);
         multipliers(s, face, face->base, g, y);
         /* A row whose multiplier is only rounding is left out, as a cold start would not have found it. */
-        double least = t->tie * (largest(g, outputs_of(s)) + largest(y, outputs_of(s)));
-        again = 0;
-        for (Index j = face->k - 1; j >= face->base; j--)
-            if (face->multiplier[j] < least) {
-                drop(face, j, outputs_of(s));
-                again = 1;
-            }
-    }
+        least = t->tie * (largest(g, outputs_of(s)) + largest(y, outputs_of(s)));
+    } while (drop_below(s, face, least) > 0);
 }
 
 /* Begin with the rows marked in `start` that are independent and pull the right way. */
@@ -241,17 +257,20 @@ FN Index nearest_face(Work *work, const double *g, double *y, const int8_t *star
 FN Index nearer_face(Work *work) {
     const Rows *s = &work->rows;
     Face *face = &work->face;
-    double best, *y = work->y;
+    Index n = outputs_of(s);
+    double best, *y = work->y, *own = work->other;
     const double *f = work->f, *g = work->g;
-    slide(s, face, 0, y); /* y is the projection of g, up to rounding */
-    best = distance(y, f, outputs_of(s), work->norm);
+    flat_point(s, face, g, y);
+    best = distance(y, f, n, work->norm);
+    copy(own, y, n);
     copy_face(s, &work->first, face);
     Index other = dual(work, f, y, face->held, work->t.search, work->t.feasibility);
+    work->flat = 1; /* of g, on either face */
     if (other > 0) {
         flat_point(s, face, g, y);
-        double start = larger(largest(f, outputs_of(s)), largest(g, outputs_of(s)));
-        if (distance(y, f, outputs_of(s), work->norm) < best && accepts(s, y, start)) return other;
+        if (distance(y, f, n, work->norm) < best && accepts(s, y, larger(largest(f, n), largest(g, n)))) return other;
     }
     copy_face(s, face, &work->first);
+    copy(y, own, n);
     return face->k;
 }

@@ -58,17 +58,13 @@ FN Index find_face(Work *work, int search, const int8_t *start) {
     k = nearest_face(work, work->g, work->y, start);
     if (k < 0) return k; /* no point at all */
     if (!moved && (search == CAFFNET_ACTIVE || (search != CAFFNET_LITE && work->norm == 2.0))) return k;
-    if (search == CAFFNET_ACTIVE) k = nearer_face(work);
-    else {
-        for (Index i = 0; i < rows_of(&work->rows); i++) work->seed[i] = work->face.held[i];
-        k = enumerate(work, k, search == CAFFNET_LITE);
-        if (k < 0) { /* no candidate passes the test of the walk, but the projection does */
-            rebuild_face(work, work->seed);
-            k = work->face.k;
-        }
-    }
+    if (search == CAFFNET_ACTIVE) return nearer_face(work);
+    for (Index i = 0; i < rows_of(&work->rows); i++) work->seed[i] = work->face.held[i];
+    k = enumerate(work, k, search == CAFFNET_LITE);
     work->flat = 0;
-    return k;
+    if (k >= 0) return k;
+    rebuild_face(work, work->seed); /* no candidate passes the test of the walk, but the projection does */
+    return work->face.k;
 }
 
 /* Check that the answer is the projection of g; where it is not, move it onto the rows of its face with twice the digits. 0 if
