@@ -21,6 +21,7 @@ from caffnet import (
     CAffine,
     CAffNet,
     ConstraintError,
+    DtypeError,
     FeedForward,
     InfeasibleError,
     Status,
@@ -113,6 +114,32 @@ def test_half_precision_inside_a_nested_input(wrap, around):
     whole = wrap(x.float())
     layer(f, x=whole)
     assert seen[1] is whole  # what needs no change is the user's own object
+
+
+def test_a_layer_at_the_end_of_a_sequential_works_under_autocast():
+    net = nn.Sequential(nn.Linear(3, 2), CAffine(AffineSet.box(0.0, 0.1, dim=2)))
+    layer, f = CAffine(AffineSet.equality([[1.0, 1.0]], [0.1])), torch.randn(5, 2)
+    with autocast():
+        y = net(torch.randn(4, 3))
+        on_face = layer(f.to(BF16), f.to(BF16))
+    assert y.dtype == torch.float32
+    assert AffineSet.box(0.0, 0.1, dim=2).contains(y).all()
+    assert torch.equal(on_face, layer(f.to(BF16).float(), f.to(BF16).float()))
+    with pytest.raises(DtypeError, match="works in float32 or float64"):
+        layer(f.to(BF16))  # half precision on purpose, without autocast
+
+
+def test_a_prepared_set_measures_and_joins_as_the_set_itself():
+    box, ready = (
+        AffineSet.box(0.0, 1.0, dim=2, names=["a", "b"]),
+        prepare(AffineSet.equality([[1.0, 1.0]], [1.0], ["sum"])),
+    )
+    y = torch.tensor([[0.5, 0.5], [1.0, 1.0]])
+    assert ready.contains(y).tolist() == [True, False]
+    assert ready.violation(y).tolist() == [[0.0], [1.0]]
+    assert (ready & box).names == ("sum", "a", "b")
+    assert (box & ready).names == ("a", "b", "sum")
+    assert (ready & ready).m == 2
 
 
 def test_a_barrier_is_evaluated_in_full_precision_under_autocast():

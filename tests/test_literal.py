@@ -128,7 +128,7 @@ def test_a_prepared_set_takes_other_bounds():
     whole = AffineSet.inequality(A, b) & AffineSet.equality(C, d)
     assert moved.set.row_kinds == whole.row_kinds
     torch.testing.assert_close(project(f, moved).value, project(f, whole).value)
-    with pytest.raises(ConstraintError, match=r"upper bound must have shape \(..., 5\)"):
+    with pytest.raises(ConstraintError, match=r"upper must have shape \(..., 5\)"):
         ready.with_bounds(upper=b)
     with pytest.raises(ConstraintError, match="share one number type"):
         ready.with_bounds(upper=torch.zeros(5))

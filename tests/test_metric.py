@@ -11,7 +11,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from caffnet import AffineSet, CAffine, CAffNet, ConstraintError, FeedForward, InfeasibleError, Status, prepare, project
+from caffnet import (
+    AffineSet,
+    CAffine,
+    CAffNet,
+    ConstraintError,
+    DtypeError,
+    FeedForward,
+    InfeasibleError,
+    Status,
+    prepare,
+    project,
+)
 from helpers import DATA, nearest_exactly
 
 DOUBLE = torch.float64
@@ -89,6 +100,37 @@ def test_w_moves_as_the_literal_equation_says():
                     if bool((A @ p <= b + 1e-10).all()) and distance < best - 1e-9:
                         best, point = distance, p
         torch.testing.assert_close(answer.value[i], point, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("with_w", [False, True])
+def test_a_vertex_of_too_many_rows_is_projected_in_any_metric(dtype: torch.dtype, with_w: bool):
+    """Three or four outputs of a hierarchy are zero at once: more rows meet than there are outputs."""
+    random = torch.Generator().manual_seed(3)
+    sums = torch.tensor([[1, -1, -1, 0, 0, 0, 0], [0, 1, 0, -1, -1, 0, 0], [0, 0, 1, 0, 0, -1, -1]], dtype=dtype)
+    set = AffineSet.equality(sums, torch.zeros(3, dtype=dtype)) & AffineSet.box(0.0, None, dim=7)
+    f = torch.randn(500, 7, generator=random, dtype=dtype) + 1
+    w = torch.randn(500, 7, generator=random, dtype=dtype) if with_w else None
+    diagonal = torch.rand(7, generator=random, dtype=dtype) + 0.1
+    for metric in (torch.linalg.inv(torch.eye(7, dtype=dtype) + 0.1), diagonal):
+        answer = project(f, set, w, metric=metric)
+        assert (answer.status == Status.PROJECTED).all()
+        assert set.contains(answer.value).all()
+        if w is None:
+            missed = answer.residuals()
+            assert (
+                max(float(t.abs().max()) for t in (missed.primal, missed.dual, missed.gap))
+                < 100 * torch.finfo(dtype).eps
+            )
+
+
+def test_a_metric_in_another_number_type_is_named():
+    with pytest.raises(DtypeError, match=r"^The metric is torch.float64, f is torch.float32: convert the metric"):
+        project(torch.zeros(2), AffineSet.box(0.0, 1.0, dim=2), metric=np.eye(2))  # numpy: float64
+    assert (
+        project(torch.zeros(2), AffineSet.box(0.0, 1.0, dim=2), metric=[[1.0, 0.5], [0.5, 1.0]]).value.dtype
+        == torch.float32
+    )
 
 
 def test_an_ill_conditioned_metric_still_gives_a_feasible_point():

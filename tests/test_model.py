@@ -132,6 +132,25 @@ def test_a_trained_model_is_wrapped_in_one_line():
     assert safe.project(x).status.shape == (8,)
 
 
+@pytest.mark.parametrize("shape", [(4, 1, 3), (8, 1), (4,), (), (7, 8, 3)])
+def test_a_nominal_of_another_shape_is_refused(shape: tuple[int, ...]):
+    model = CAffNet(FeedForward(2, 3), AffineSet.box(-1.0, 1.0, dim=3))
+    with pytest.raises(
+        ConstraintError, match=r"^nominal is added to the output of the backbone \(8, 3\): .* or \(3,\)"
+    ):
+        model(torch.randn(8, 2), torch.zeros(shape))
+    with pytest.raises(ConstraintError, match=r"^nominal must be a tensor, got list"):
+        model(torch.randn(8, 2), [0.0, 0.0, 0.0])  # pyright: ignore[reportArgumentType]
+    x = torch.randn(8, 2)
+    assert torch.equal(model(x, torch.ones(3)), model(x, torch.ones(8, 3)))
+
+
+def test_swapped_arguments_are_named():
+    model = CAffNet(lambda x: AffineSet.box(0.0, 1.0, dim=2), FeedForward(3, 2))  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ConstraintError, match=r"got AffineSet.*The order is CAffNet\(backbone, constraint\)"):
+        model(torch.zeros(1, 3))
+
+
 def test_a_stray_axis_of_the_backbone_is_noticed():
     box = CAffNet(lambda x: x[..., :2].unsqueeze(1), lambda x: AffineSet.box(0.0, x[..., :2].abs()))
     with pytest.raises(ConstraintError, match=r"f has the batch axes \(4, 1\), the constraints at x \(4,\): every f"):

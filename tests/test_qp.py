@@ -74,6 +74,18 @@ def test_it_is_the_projection_in_the_metric_q():
     torch.testing.assert_close(best.objective, (y * ((Q @ y.unsqueeze(-1)).squeeze(-1) / 2 + q)).sum(-1))
 
 
+def test_a_program_may_be_written_in_lists_and_arrays():
+    best = solve_qp([[1.0, 0.0], [0.0, 1.0]], [-2.0, -2.5], G=[[1.0, 1.0]], h=[1.0], lb=0.0)
+    assert best.value.dtype == torch.get_default_dtype()
+    torch.testing.assert_close(best.value, torch.tensor([0.25, 0.75]))
+    arrays = solve_qp(np.eye(2), np.array([-2.0, -2.5]), G=[[1.0, 1.0]], h=[1.0], lb=0.0)
+    assert arrays.value.dtype == torch.float64
+    with pytest.raises(ConstraintError, match=r"^h must have shape \(..., 2\), one entry for each row of G \(2, 1\)"):
+        solve_qp(None, [1.0], G=[[1.0], [1.0]], h=[1.0, 2.0, 3.0])
+    with pytest.raises(ConstraintError, match=r"^b must have shape .* of A \(1, 2\)"):
+        solve_qp(None, [1.0, 1.0], A=[[1.0, 1.0]], b=[1.0, 1.0])
+
+
 def test_a_nearly_singular_q_keeps_its_digits():
     """-Q⁻¹ q is at 1e10; the minimum, of size 1, has its residuals at rounding all the same."""
     _, q, A, b = program(12, batch=50, n=5, m=15)

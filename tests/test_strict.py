@@ -92,7 +92,7 @@ def test_what_is_inside_is_decided_exactly(dtype: torch.dtype, size: float):
 
 
 def test_digits_that_products_and_sums_lose_are_not_forgotten():
-    """Outside by 2^-1111, which no float64 product and no fma can show; outside by 2^-60, which a sum in order loses."""
+    """Outside by 2^-1111, which no product and no fma can show; outside by 2^-60, which a sum in order loses."""
     a, odd = 2.0**-530, 2.0**-530 * (1 + 2.0**-52)
     product = (
         AffineSet.inequality([[odd]], [a * a]).to(torch.float64),

@@ -186,6 +186,18 @@ def pooled(f: np.ndarray) -> np.ndarray:
     return np.concatenate([np.full(int(count), total / count) for total, count in blocks])
 
 
+@pytest.mark.parametrize("form", ["csr_matrix", "csc_array", "coo_matrix", "dok_array"])
+def test_rows_of_scipy_are_read_by_their_entries(form: str):
+    build = getattr(pytest.importorskip("scipy.sparse"), form)
+    full = np.eye(300) - np.eye(300, k=1)
+    large = AffineSet.inequality(build(full), np.ones(300))
+    assert sparse.is_sparse(large.A)
+    assert torch.equal(large.A.to_dense(), torch.tensor(full))
+    small = AffineSet.equality(build(np.eye(2, dtype=np.int64)), [0.0, 0.0])
+    assert torch.equal(small.A, torch.eye(2, dtype=torch.float64))
+    assert not small.contains(torch.ones(2).double())
+
+
 def test_large_sets_equal_plain_methods():
     """Box with 1e5 outputs, simplex and chain with 1e4: no matrix of their size is made."""
     stream = torch.Generator().manual_seed(0)

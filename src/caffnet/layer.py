@@ -14,7 +14,15 @@ from torch import Tensor, nn
 from caffnet._solve import sparse
 from caffnet._solve.prepare import Prepared, prepare, set_of
 from caffnet._solve.problem import Options, check_options
-from caffnet._solve.tracing import in_transform, is_compiling, is_concrete, is_exporting_plain, may_branch, no_autocast
+from caffnet._solve.tracing import (
+    full_precision,
+    in_transform,
+    is_compiling,
+    is_concrete,
+    is_exporting_plain,
+    may_branch,
+    no_autocast,
+)
 from caffnet.constraints import EQUAL, AffineSet, ArrayLike, Softness, joint_shape, row_names
 from caffnet.constraints.reading import read_array
 from caffnet.errors import ConstraintError, DtypeError
@@ -153,21 +161,21 @@ class CAffine(nn.Module):
         """Return the fields of a `Projection`; `value_only` as in `solve_checked`."""
         constraints, options = self._constraints(x), self._options
         self._check(f, constraints)
-        if callable(w):
-            w = w(self._in_need_of_w(f, constraints))
+        f = full_precision(f)
+        null: Tensor | None = full_precision(w(self._in_need_of_w(f, constraints)) if callable(w) else w)
         if isinstance(constraints, Prepared) and options.search == "auto":
             if is_exporting_plain():  # such a graph has searches of its own to choose from
                 constraints = constraints.set
             else:
                 options = self._definite or options.searching(constraints.search)
-        if self.null_limit is not None and w is not None:
-            w = limit_null(f, w, constraints, options, self.null_limit)
+        if self.null_limit is not None and null is not None:
+            null = limit_null(f, null, constraints, options, self.null_limit)
         if self.warm_start is not True or is_compiling():
-            return solve_checked(f, constraints, w, options, "first" if self.warm_start else None, value_only)
+            return solve_checked(f, constraints, null, options, "first" if self.warm_start else None, value_only)
         m = set_of(constraints).m
         before = self._rows_before
         fits = before is not None and before.shape == (*f.shape[:-1], m) and before.device == f.device
-        fields = solve_checked(f, constraints, w, options, before if fits else None)
+        fields = solve_checked(f, constraints, null, options, before if fits else None)
         active = fields[2]
         if is_concrete(active) and not in_transform():  # what a transform maps over must not leave it
             self._rows_before = active
@@ -181,7 +189,10 @@ class CAffine(nn.Module):
         if self._prepared is not None:
             return self._prepared
         if x is None or self.constraint is None:
-            raise ConstraintError("The constraint depends on the input: call layer(f, w, x=x).")
+            raise ConstraintError(
+                "The constraint depends on the input: call layer(f, x=x). In an nn.Sequential use CAffNet, which "
+                "passes x on."
+            )
         with no_autocast(_device_type(x) or "cpu"), no_autocast("cpu"):
             made = self.constraint(_full_precision(x))
         if not isinstance(made, (AffineSet, Prepared)):

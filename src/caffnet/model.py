@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from caffnet._solve.tracing import full_precision, is_compiling, is_concrete
-from caffnet.constraints import ArrayLike
+from caffnet.constraints import ArrayLike, broadcasts
 from caffnet.errors import ConstraintError
 from caffnet.layer import CAffine, Constraint, NullVector
 from caffnet.projection import Projection
@@ -110,31 +110,42 @@ class CAffNet(nn.Module):
         if not isinstance(f, Tensor):
             raise ConstraintError(
                 f"The backbone must return one tensor (..., n), got {type(f).__name__}: wrap it in a module that "
-                "returns its output alone."
+                "returns its output alone. The order is CAffNet(backbone, constraint)."
             )
         f = full_precision(f)
-        return f if nominal is None else f + nominal
+        if nominal is None:
+            return f
+        if not isinstance(nominal, Tensor):
+            raise ConstraintError(
+                f"nominal must be a tensor, got {type(nominal).__name__}: write torch.as_tensor(nominal)."
+            )
+        if nominal.shape[-1:] != f.shape[-1:] or not broadcasts(nominal.shape, f.shape):
+            raise ConstraintError(
+                f"nominal is added to the output of the backbone {tuple(f.shape)}: it must have the same shape, or "
+                f"{tuple(f.shape[-1:])} for all samples, got {tuple(nominal.shape)}."
+            )
+        return f + nominal
 
     def _null_vector(self, x: Any, f: Tensor) -> NullVector:
         """Return w, or a function that computes it for the samples that the layer asks for."""
         if self.null is None:
             return None
         lazy = self.lazy_null and isinstance(x, Tensor) and f.ndim == 2 <= x.ndim and x.shape[0] == f.shape[0]
-        return partial(self._null_at, x, f) if lazy else full_precision(self.null(x))
+        return partial(self._null_at, x, f) if lazy else self.null(x)
 
     def _null_at(self, x: Tensor, f: Tensor, asked: Tensor) -> Tensor:
         """Return the null-space vector ``(B, n)``, zero where `asked` ``(B,)`` is False."""
         assert self.null is not None
         if is_compiling() or not is_concrete(asked):
-            return full_precision(self.null(x))
+            return self.null(x)
         if not asked.any():
             if not torch.is_grad_enabled():
                 return torch.zeros_like(f)
             # Evaluate one sample, so that the weights get a gradient (of zero), as they would if all were evaluated.
             asked = torch.arange(len(asked), device=asked.device) == 0
         if asked.all():
-            return full_precision(self.null(x))
-        some = full_precision(self.null(x[asked]))
+            return self.null(x)
+        some = self.null(x[asked])
         return some.new_zeros(len(asked), some.shape[-1]).index_put((asked,), some)
 
 

@@ -62,7 +62,17 @@ from caffnet._solve.tracing import (
     may_branch,
     remember,
 )
-from caffnet.constraints import HARD, SOFT, SOFT_IF_NEAREST, WEIGHTED, AffineSet, ArrayLike, is_kind, joint_shape
+from caffnet.constraints import (
+    HARD,
+    SOFT,
+    SOFT_IF_NEAREST,
+    WEIGHTED,
+    AffineSet,
+    ArrayLike,
+    broadcasts,
+    is_kind,
+    joint_shape,
+)
 from caffnet.errors import ConstraintError, DtypeError
 from caffnet.optimality import Residuals, residuals
 
@@ -272,8 +282,10 @@ def project(
     """
     if isinstance(set, Prepared) and search == "auto":
         search = set.search
-    if metric is not None:
-        set = set.with_metric(metric)
+    if metric is not None and isinstance(set, AffineSet | Prepared):
+        takes_any_type, set = set_of(set).weak, set.with_metric(metric)
+        if takes_any_type and isinstance(f, Tensor) and not set_of(set).weak and set_of(set).dtype != f.dtype:
+            raise DtypeError(f"The metric is {set_of(set).dtype}, f is {f.dtype}: convert the metric to the type of f.")
     options = check_options(search, norm, strict, on_infeasible, gradient, budget)
     return project_checked(f, set, w, options, start)
 
@@ -358,7 +370,7 @@ def validate(
         _check_point("w", w, constraints)
         if w.dtype != f.dtype or w.device != f.device:
             raise DtypeError(f"w must match f ({f.dtype} on {f.device}), got {w.dtype} on {w.device}.")
-        if w.shape[:-1] != batch and not _broadcasts(w.shape[:-1], batch):
+        if w.shape[:-1] != batch and not broadcasts(w.shape[:-1], batch):
             raise ConstraintError(f"w must have the shape of f {tuple(f.shape)}, got {tuple(w.shape)}.")
     if is_jit_tracing():
         raise ConstraintError(
@@ -451,13 +463,6 @@ def start_lines(start: Tensor | str, batch: torch.Size, m: int, meta: bool = Fal
             return start.sign().to(torch.int8).reshape(batch.numel(), m)
         got = f"{start.dtype} in {start.layout} on {start.device}"
     raise ConstraintError(f"start must have shape {(*batch, m)}, one side per row as in Projection.active, got {got}.")
-
-
-def _broadcasts(shape: torch.Size, batch: torch.Size) -> bool:
-    try:
-        return joint_shape(shape, batch) == batch
-    except RuntimeError:
-        return False
 
 
 def soft_rows(set: AffineSet, options: Options) -> str:

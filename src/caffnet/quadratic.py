@@ -14,7 +14,8 @@ from caffnet._solve.infeasible import report, sample_index
 from caffnet._solve.prepare import Prepared, set_of
 from caffnet._solve.problem import Options, Problem, Status, check_options
 from caffnet._solve.tracing import in_forward_mode, may_branch
-from caffnet.constraints import AffineSet, ArrayLike
+from caffnet.constraints import EQUAL, UPPER, AffineSet, ArrayLike
+from caffnet.constraints.reading import read_array, read_bound, read_rows
 from caffnet.errors import ConstraintError, UnboundedError
 from caffnet.optimality import Residuals, residuals
 from caffnet.projection import Projection, flatten, shaped, start_lines, validate
@@ -63,7 +64,7 @@ class Solution(Projection):
 
 def solve_qp(
     Q: ArrayLike | None,
-    q: Tensor,
+    q: ArrayLike,
     set: AffineSet | Prepared | None = None,
     *,
     G: ArrayLike | None = None,
@@ -86,7 +87,7 @@ def solve_qp(
     Args:
         Q: positive semidefinite, ``(..., n, n)``, only its symmetric part counts; or a diagonal, ``(n,)`` or
             ``(..., 1, n)``; None or 0 for a linear program.
-        q: ``(..., n)``, float32 or float64.
+        q: ``(..., n)``, float32 or float64; a list takes torch's default type.
         set: the constraints; or write them as in other solvers, with the next six arguments.
         G: rows of inequalities ``G y <= h``, ``(..., p, n)``.
         h: ``(..., p)``.
@@ -114,6 +115,8 @@ def solve_qp(
     tensor(-2.)
     """
     options = check_options("active", 2, False, on_infeasible)
+    if not isinstance(q, Tensor):
+        q = read_array(q, "q") if isinstance(q, np.ndarray) else read_array(q, "q").to(torch.get_default_dtype())
     rows = _rows(q, set, {"G": G, "h": h, "A": A, "b": b, "lb": lb, "ub": ub})
     constraints, batch = validate(q, _with_objective(rows, Q, q), None, options, "q")
     problem = flatten(constraints, q, None, batch)
@@ -162,17 +165,18 @@ def _rows(q: Tensor, set: AffineSet | Prepared | None, parts: dict[str, ArrayLik
                 "with its price in Q or q."
             )
         return _in_full(whole) if isinstance(whole, AffineSet) else whole
-    for rows, right in (("G", "h"), ("A", "b")):
-        if (parts[rows] is None) != (parts[right] is None):
-            lone, other = (rows, right) if parts[right] is None else (right, rows)
-            raise ConstraintError(f"{lone} is given without {other}: rows and their right sides belong together.")
     found = []
-    if parts["G"] is not None and parts["h"] is not None:
-        found.append(AffineSet.inequality(parts["G"], parts["h"]))
-    if parts["A"] is not None and parts["b"] is not None:
-        found.append(AffineSet.equality(parts["A"], parts["b"]))
+    for left, right, kind in (("G", "h", UPPER), ("A", "b", EQUAL)):
+        rows, bounds = parts[left], parts[right]
+        if (rows is None) != (bounds is None):
+            lone, other = (left, right) if bounds is None else (right, left)
+            raise ConstraintError(f"{lone} is given without {other}: rows and their right sides belong together.")
+        if rows is not None and bounds is not None:
+            matrix, upper, weak = read_rows(rows, bounds, left, right)
+            lower = upper if kind == EQUAL else read_bound(None, matrix, "lower")
+            found.append(AffineSet.from_parts(matrix, lower, upper, None, kind * matrix.shape[-2], weak=weak))
     if parts["lb"] is not None or parts["ub"] is not None:
-        found.append(AffineSet.box(parts["lb"], parts["ub"], dim=q.shape[-1] if isinstance(q, Tensor) else None))
+        found.append(AffineSet.box(parts["lb"], parts["ub"], dim=q.shape[-1] if q.ndim else None))
     if not found:
         raise ConstraintError("solve_qp needs constraints: a set, or G and h, A and b, lb or ub.")
     return _in_full(functools.reduce(lambda a, b: a & b, found))
@@ -194,7 +198,7 @@ def _with_objective(rows: AffineSet, Q: ArrayLike | None, q: Tensor) -> AffineSe
     """Return the set with Q as its metric, or None if Q is None or the number 0."""
     if not isinstance(rows, AffineSet):
         return rows  # `validate` raises the error
-    if not isinstance(q, Tensor) or Q is None or (isinstance(Q, int | float) and Q == 0):
+    if Q is None or (isinstance(Q, int | float) and Q == 0):
         return rows
     matrix = Q if isinstance(Q, Tensor) else torch.as_tensor(np.asarray(Q), dtype=q.dtype, device=q.device)
     if matrix.dtype != q.dtype or matrix.device != q.device:

@@ -100,6 +100,12 @@ def optimal(dtype: torch.dtype) -> float:
 DELICATE = 2.0**-40
 
 
+#: A matrix that differs from its transpose by more than this share of its largest entry was not meant as a metric.
+#: Rounding leaves 1e-6 in float32, finite differences move an entry by 1e-4 at most; one diagonal per sample, taken for
+#: a matrix, differs by about as much as its entries do.
+ASYMMETRY = 1e-3
+
+
 def flat(dtype: torch.dtype, n: int) -> float:
     """An eigenvalue of a positive semidefinite matrix below this share of its largest is zero.
 

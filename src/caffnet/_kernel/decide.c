@@ -13,7 +13,7 @@ FN int decide(const CaffnetBatch *batch, int64_t b, Work *work, CaffnetProof *pr
     Index n = outputs_of(s);
     int search = (int)batch->search, loaded = load_sample(batch, b, work), state = CONFLICT;
     int plain = !batch->w && search != CAFFNET_LITE && (search == CAFFNET_ACTIVE || work->norm == 2.0);
-    work->lost = 0;
+    work->lost = work->unproven = 0;
     s->direct.family = plain || is_sparse(s) ? family_of(s) : ANY;
     const int8_t *start = batch->start ? batch->start + b * batch->m : NULL;
     if (search == CAFFNET_PAPER)
@@ -41,7 +41,11 @@ FN int decide(const CaffnetBatch *batch, int64_t b, Work *work, CaffnetProof *pr
     found = found && state != CAFFNET_INFEASIBLE && state != CAFFNET_RELAXED;
     if (found && search == CAFFNET_PAPER && (batch->w || work->norm != 2.0) && try_compromise(batch, b, work))
         return batch->status[b];
-    if (state != CAFFNET_INFEASIBLE && state != CAFFNET_RELAXED && !is_representable(work)) state = into_range(work, proof);
+    if (state != CAFFNET_INFEASIBLE && state != CAFFNET_RELAXED && !is_representable(work)) {
+        state = into_range(work, proof);
+        found = 0;
+    }
+    work->unproven = work->unproven || !found;
     int doubtful = state == CAFFNET_WITHIN_TOL && work->soft && !rows_hold(work);
     if (doubtful || (state == CAFFNET_RELAXED && (s->shift != 0 || !hard_rows_hold(work))))
         state = rescale_to_hard_rows(batch, b, work, proof);

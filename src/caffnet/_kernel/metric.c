@@ -218,7 +218,8 @@ FN int decide_in_metric(const CaffnetBatch *batch, int64_t b, Work *work, Metric
     if (white != CAFFNET_INFEASIBLE && white != CAFFNET_RELAXED) {
         return_from_white(work, metric);
         state = settle_in_metric(work, metric);
-        if (white == CAFFNET_WITHIN_TOL && state == CAFFNET_PROJECTED) state = CAFFNET_WITHIN_TOL;
+        /* A white row that is exceeded by rounding, where more rows than needed meet, says nothing about the user's rows. */
+        if (state == CAFFNET_PROJECTED && metric->work.unproven) state = CAFFNET_WITHIN_TOL;
         if (state == REJECTED) state = project_near_miss(work, (int)batch->strict, proof);
     } else state = approach(work, (int)batch->strict, proof);
     state = exclude_far_point(batch, b, work, state, size, proof);

@@ -112,7 +112,7 @@ FN int project(Work *work, int search, const int8_t *start) {
     }
     int euclidean = work->norm == 2.0 && search != CAFFNET_LITE;
     for (Index j = 0; j < n && euclidean; j++) euclidean = work->f[j] == work->g[j];
-    if (euclidean && state != REJECTED && is_delicate(work, work->g) && !prove_nearest(work, work->g))
-        state = CAFFNET_WITHIN_TOL;
+    work->unproven = euclidean && state != REJECTED && is_delicate(work, work->g) && !prove_nearest(work, work->g);
+    if (work->unproven) return CAFFNET_WITHIN_TOL;
     return state == CAFFNET_INSIDE ? CAFFNET_PROJECTED : state;
 }

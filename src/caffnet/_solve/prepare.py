@@ -8,6 +8,7 @@ import operator
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from caffnet._solve.problem import DEFAULT_BUDGET, check_options
 from caffnet._solve.tracing import constant, remember
@@ -33,6 +34,24 @@ class Prepared:
     def __getitem__(self, index: Any) -> Prepared:
         """The prepared sets at these places of the batch."""
         return Prepared(self.set[index], self.search)
+
+    def __bool__(self) -> bool:
+        return bool(self.set)
+
+    def __and__(self, other: AffineSet | Prepared) -> AffineSet:
+        """The intersection, which is not prepared."""
+        return self.set & set_of(other)
+
+    def __rand__(self, other: AffineSet) -> AffineSet:
+        return other & self.set
+
+    def contains(self, y: ArrayLike) -> Tensor:
+        """As `AffineSet.contains`."""
+        return self.set.contains(y)
+
+    def violation(self, y: ArrayLike) -> Tensor:
+        """As `AffineSet.violation`."""
+        return self.set.violation(y)
 
     def with_bounds(self, lower: ArrayLike | None = None, upper: ArrayLike | None = None) -> Prepared:
         """The same rows with other bounds ``(..., m)``, as `AffineSet.with_bounds`.

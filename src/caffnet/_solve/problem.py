@@ -8,6 +8,7 @@ import math
 import sys
 from typing import NamedTuple
 
+import numpy as np
 from torch import Tensor
 
 from caffnet._solve.tracing import remember
@@ -83,12 +84,12 @@ def check_options(
         raise ConstraintError(f"norm must be a p in [1, inf], got {norm!r}.")
     if norm > sys.float_info.max:  # integers have no largest one
         norm = math.inf
-    if not isinstance(strict, bool):
+    if not isinstance(strict, bool | np.bool_):
         raise ConstraintError(f"strict must be True or False, got {strict!r}.")
     budget = DEFAULT_BUDGET if budget is None else budget
     if isinstance(budget, bool) or not isinstance(budget, int) or budget <= 0:
         raise ConstraintError(f"budget must be a positive number of bytes, got {budget!r}.")
-    return Options(search, float(norm), strict, on_infeasible, gradient, budget)
+    return Options(search, float(norm), bool(strict), on_infeasible, gradient, budget)
 
 
 CORES = (1, 1, 2, 1, 1, 2)  # the axes of one sample in f, w, A, lower, upper and the metric

@@ -133,10 +133,8 @@ def no_autocast(device: str) -> contextlib.AbstractContextManager:
     return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else _NOTHING
 
 
-def full_precision(t: Tensor, device: str | None = None) -> Tensor:
-    """A tensor that autocast left in half precision, in float32 again (exactly)."""
-    return (
-        t.float()
-        if t.dtype in (torch.float16, torch.bfloat16) and torch.is_autocast_enabled(device or t.device.type)
-        else t
-    )
+def full_precision(t: Any) -> Any:
+    """A tensor that autocast left in half precision, in float32 again (exactly); anything else as it is."""
+    if isinstance(t, Tensor) and t.dtype in (torch.float16, torch.bfloat16):
+        return t.float() if torch.is_autocast_enabled(t.device.type) else t
+    return t

@@ -271,6 +271,14 @@ class AffineSet:
         batch = f", batch {tuple(self.batch_shape)}" if self.batch_shape else ""
         return f"AffineSet({self.m} row{'' if self.m == 1 else 's'} in R^{self.n}{batch})"
 
+    def __bool__(self) -> bool:
+        """Refuse a truth value: `a and b` would keep the rows of b alone."""
+        raise ConstraintError("A set is neither true nor false: join two sets with `a & b`, not `a and b`.")
+
+    def __contains__(self, y: object) -> bool:
+        """Refuse `y in set`, which Python would answer for all samples at once."""
+        raise ConstraintError("Write set.contains(y): `y in set` would be one answer for all samples.")
+
     # ------------------------------------------------------------------------------------------------ new from old
 
     def __and__(self, other: AffineSet) -> AffineSet:
@@ -310,7 +318,10 @@ class AffineSet:
     def to(self, *args: Any, **kwargs: Any) -> AffineSet:
         """Return the set in another dtype or on another device; arguments as in ``torch.Tensor.to``."""
         typed = "dtype" in kwargs or any(isinstance(arg, torch.dtype | Tensor) for arg in args)
-        return self._map(lambda t: t.to(*args, **kwargs), self._weak and not typed)
+        found = self._map(lambda t: t.to(*args, **kwargs), self._weak and not typed)
+        if found.dtype not in (torch.float32, torch.float64):
+            raise DtypeError(f"Sets are in float32 or float64, got to({found.dtype}): half cannot keep a constraint.")
+        return found
 
     def _map(self, change: Callable[[Tensor], Tensor], weak: bool) -> AffineSet:
         """Return the set with a function applied to every tensor."""
@@ -343,6 +354,13 @@ class AffineSet:
                 f"The metric must have shape (..., {self.n}, {self.n}), or (..., {self.n}) for a diagonal (write "
                 f"diagonal=True if that has batch axes), got {shape}."
             )
+        if diagonal is None and len(shape) == 2 and is_concrete(given) and not is_compiling():
+            apart = (given - given.mT).abs().amax() if self.n else given.new_zeros(())
+            if apart > tolerance.ASYMMETRY * given.abs().amax():
+                raise ConstraintError(
+                    f"A metric of shape {shape} is a matrix, and this one is not symmetric: for one diagonal per "
+                    "sample write diagonal=True; to use its symmetric part, (M + M.mT) / 2."
+                )
         try:
             joint_shape(self.batch_shape, given.shape[:-2])
         except RuntimeError:

@@ -25,9 +25,12 @@ def as_tensors(**given: ArrayLike | None) -> tuple[dict[str, Tensor | None], boo
         if value is None:
             tensors[name] = None
             continue
+        value = _from_scipy(value) if hasattr(value, "tocoo") else value
         typed = isinstance(value, Tensor | np.ndarray) or holds_tensor(value)
         tensor = value if isinstance(value, Tensor) else read_array(value, name)
-        if tensor.is_complex() or tensor.dtype in (torch.float16, torch.bfloat16):
+        if tensor.is_complex():
+            raise DtypeError(f"{name} is {tensor.dtype}; constraints are real: write rows for both of its parts.")
+        if tensor.dtype in (torch.float16, torch.bfloat16):
             raise DtypeError(f"{name} is {tensor.dtype}; constraints need float32 or float64: write {name}.float().")
         if tensor.is_nested:
             raise ConstraintError(
@@ -54,8 +57,18 @@ def as_tensors(**given: ArrayLike | None) -> tuple[dict[str, Tensor | None], boo
     return {k: None if t is None else t.to(dtype=dtype, device=device) for k, t in tensors.items()}, not strong
 
 
+def _from_scipy(value: Any) -> Tensor:
+    """Read a sparse matrix of scipy, in any of its formats."""
+    entries = value.tocoo()
+    return torch.sparse_coo_tensor(
+        torch.as_tensor(np.stack([entries.row, entries.col])), torch.as_tensor(entries.data), entries.shape
+    )
+
+
 def read_array(value: Any, name: str) -> Tensor:
     """As `read`, with an error that names the argument."""
+    if isinstance(value, str):
+        raise ConstraintError(f"{name} must be an array of numbers, got the text {value!r}.")
     try:
         return read(value)
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:  # torch says the last of shapes in lists
@@ -88,7 +101,7 @@ def read_rows(rows: ArrayLike, bound: ArrayLike, *names: str) -> tuple[Tensor, T
     """Return rows and their right side as tensors, and True if their number type was only assumed."""
     parts, weak = as_tensors(**{names[0]: rows, names[1]: bound})
     matrix = read_matrix(parts[names[0]], names[0])
-    return matrix, read_bound(parts[names[1]], matrix, "upper"), weak
+    return matrix, read_bound(parts[names[1]], matrix, names[1], names[0]), weak
 
 
 def read_matrix(rows: Tensor | None, name: str) -> Tensor:
@@ -99,36 +112,41 @@ def read_matrix(rows: Tensor | None, name: str) -> Tensor:
     return rows
 
 
-def read_bound(bound: Tensor | None, A: Tensor, side: str) -> Tensor:
-    """Read a bound ``(..., m)``; a scalar is repeated for every row, a missing bound is infinite."""
+def read_bound(bound: Tensor | None, A: Tensor, name: str, rows: str = "A") -> Tensor:
+    """Read a bound ``(..., m)``; a scalar is repeated for every row, a missing bound is infinite.
+
+    `name` and `rows` are what the user calls the bound and A.
+    """
     m = A.shape[-2]
     if bound is None:
-        return torch.full((m,), -math.inf if side == "lower" else math.inf, dtype=A.dtype, device=A.device)
+        return torch.full((m,), -math.inf if name == "lower" else math.inf, dtype=A.dtype, device=A.device)
     if bound.ndim == 0:
         return bound.expand(m)
     if bound.shape[-1] != m:
         hint = ""
         if m == 1 and bound.ndim == 1:
-            hint = " One bound per sample is written b.unsqueeze(-1)."
+            hint = f" One bound per sample is written {name}.unsqueeze(-1)."
         elif bound.shape[-2:] == (m, 1):
             hint = " A trailing axis of size 1 is removed with .squeeze(-1)."
         elif bound.shape[-1] == 1:
-            hint = f" One number for all rows of a sample is written b.expand(*b.shape[:-1], {m})."
+            hint = f" One number for all rows of a sample is written {name}.expand(*{name}.shape[:-1], {m})."
+        if bound.shape[-1] == A.shape[-1]:
+            hint += f" {'Or is' if hint else 'Is'} {rows} transposed? It has one line for each constraint."
         raise ConstraintError(
-            f"The {side} bound must have shape (..., {m}), one entry for each row of A {tuple(A.shape)}, "
+            f"{name} must have shape (..., {m}), one entry for each row of {rows} {tuple(A.shape)}, "
             f"got {tuple(bound.shape)}.{hint}"
         )
     batch, axes = bound.shape[:-1], A.shape[:-2]
     if axes and len(batch) > len(axes):
         raise ConstraintError(
-            f"The {side} bound {tuple(bound.shape)} has more batch axes than A {tuple(A.shape)}: "
-            "give A the same leading axes (A.unsqueeze or A.expand) if that is meant."
+            f"{name} {tuple(bound.shape)} has more batch axes than {rows} {tuple(A.shape)}: "
+            f"give {rows} the same leading axes ({rows}.unsqueeze or {rows}.expand) if that is meant."
         )
     try:
         joint_shape(batch, axes)
     except RuntimeError:
         raise ConstraintError(
-            f"The batch axes of the {side} bound {tuple(bound.shape)} and of A {tuple(A.shape)} do not broadcast."
+            f"The batch axes of {name} {tuple(bound.shape)} and of {rows} {tuple(A.shape)} do not broadcast."
         ) from None
     return bound
 
@@ -140,7 +158,6 @@ def read_sides(lower: Tensor | None, upper: Tensor | None, A: Tensor) -> tuple[T
         joint_shape(low.shape[:-1], high.shape[:-1], A.shape[:-2])
     except RuntimeError:
         raise ConstraintError(
-            f"The batch axes of the lower bound {tuple(low.shape)} and of the upper bound {tuple(high.shape)} do not "
-            "broadcast."
+            f"The batch axes of lower {tuple(low.shape)} and of upper {tuple(high.shape)} do not broadcast."
         ) from None
     return low, high

@@ -78,7 +78,15 @@ def read_labels(names: Sequence[str | None] | None, m: int) -> Labels:
         given = f"the text {names!r}" if isinstance(names, str) else type(names).__name__
         given = f"{len(names)} names" if isinstance(names, Sized) and not isinstance(names, str) else given
         raise ConstraintError(f"names must be a list with one name for each of the {m} rows, got {given}.")
-    return None if names is None else tuple(None if name is None else str(name) for name in names)
+    if names is None:
+        return None
+    for name in names:
+        if not (name is None or isinstance(name, str)):
+            raise ConstraintError(
+                f"names must be texts, got {type(name).__name__} {name!r}: for rows with two sides write "
+                "AffineSet(A, lower, upper)."
+            )
+    return tuple(names)
 
 
 #: The same for names that come again and again.

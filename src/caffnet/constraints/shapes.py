@@ -23,6 +23,14 @@ def joint_shape(*shapes: torch.Size) -> torch.Size:
     return first
 
 
+def broadcasts(shape: torch.Size, to: torch.Size) -> bool:
+    """Check whether a tensor of this shape can be expanded to another shape."""
+    try:
+        return joint_shape(shape, to) == to
+    except RuntimeError:
+        return False
+
+
 def stack_bounds(a: Tensor, b: Tensor) -> Tensor:
     """Concatenate the entries ``(..., k)`` of both, with broadcast batch axes."""
     if a.ndim == 1 and b.ndim == 1:
