@@ -160,9 +160,9 @@ class CAffine(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor, str, AffineSet, Tensor | None]:
         """Return the fields of a `Projection`; `value_only` as in `solve_checked`."""
         constraints, options = self._constraints(x), self._options
-        self._check(f, constraints)
-        f = full_precision(f)
-        null: Tensor | None = full_precision(w(self._in_need_of_w(f, constraints)) if callable(w) else w)
+        f, null = self._read(f, constraints), None
+        if w is not None:
+            null = full_precision(w(self._in_need_of_w(f, constraints)) if callable(w) else w)
         if isinstance(constraints, Prepared) and options.search == "auto":
             if is_exporting_plain():  # such a graph has searches of its own to choose from
                 constraints = constraints.set
@@ -225,27 +225,31 @@ class CAffine(nn.Module):
             return everywhere
         return outside if outside.shape == everywhere.shape else everywhere
 
-    def _check(self, f: Tensor, constraints: AffineSet | Prepared) -> None:
-        """Refuse input that `project` would accept by mistake, or would report with a misleading error."""
+    def _read(self, f: Tensor, constraints: AffineSet | Prepared) -> Tensor:
+        """Return f in full precision; refuse what `project` would take by mistake or report in a misleading way."""
         if not isinstance(f, Tensor):
             raise ConstraintError(f"f must be a tensor, got {type(f).__name__}: write torch.as_tensor(f).")
         if self._prepared is not None:
             own = self._prepared.set.dtype
+            if f.dtype is own:
+                return f
+            f = full_precision(f)
             if f.dtype != own and f.dtype in (torch.float32, torch.float64):
                 raise DtypeError(
                     f"The layer's constraint is {own}, f is {f.dtype}: "
                     f"convert the layer, layer.to({f.dtype}), or the set before, set.to({f.dtype})."
                 )
-            return
-        mine = f.shape[:-1]
+            return f
+        f, mine = full_precision(f), f.shape[:-1]
         if len(mine) < 2:  # nothing to mistake
-            return
+            return f
         axes = set_of(constraints).batch_shape
         if len(mine) > len(axes) > 0 and 1 in mine and joint_shape(mine, axes) != mine:
             raise ConstraintError(
                 f"f has the batch axes {tuple(mine)}, the constraints at x {tuple(axes)}: every f would meet every "
                 "set. A stray axis of size 1 in f? If this is meant, call project(f, set)."
             )
+        return f
 
     def _prepare(self) -> None:
         """Factorise the fixed set from its buffers, in their number type and on their device."""

@@ -309,7 +309,7 @@ def solve_checked(
     constraints, batch = validate(f, set, w, options)
     slacks = constraints.slacks
     if is_exporting_plain():
-        search = graph.check_search(constraints.row_kinds, constraints.n + slacks, options)
+        search = graph.check(constraints, options)
     elif isinstance(set, Prepared):
         search = set.search
     else:
@@ -390,9 +390,6 @@ def validate(
         )
     if sparse.is_sparse(fitting.A):
         _check_sparse(fitting, options)
-    if is_exporting_plain():
-        graph.check_options(options)
-        graph.check_softness(fitting)
     if options.search == "paper" and not (is_exporting() or may_branch(f, w, fitting.A, fitting.lower, fitting.upper)):
         raise ConstraintError(
             'search="paper" repeats the paper\'s training and is not made for graphs: compile and map search="full".'

@@ -37,36 +37,12 @@ class _Rows(NamedTuple):
     upper: Tensor
 
 
-def check_search(row_kinds: str, n: int, options: Options) -> str:
-    """The search of an exported graph.
-
-    Raises:
-        ConstraintError: it cannot be exported.
-        BudgetError: the graph would be too large.
-    """
-    search = "full" if options.search == "auto" else options.search
-    if search not in ("full", "lite"):
-        raise ConstraintError(
-            f'search={search!r} cannot be exported as plain operations: use search="full" or "lite" for a set of few '
-            "rows, or export with the operator of the library (caffnet.deploy)."
-        )
-    sizes = subset_sizes(row_kinds, n, search == "lite")
-    count, k = count_subsets(row_kinds, sizes), row_kinds.count(EQUAL) + max(sizes, default=0)
-    needed = count * n * (n + k + len(row_kinds)) * 8 * _COPIES
-    if needed > options.budget:
-        raise BudgetError(
-            f"The exported graph would hold {count:.3g} sub-constraints and need about {needed / 2**20:.3g} MiB; the "
-            f"budget is {options.budget / 2**20:.3g} MiB. Export with the operator of the library "
-            "(caffnet.deploy), use fewer rows, or raise budget= (bytes)."
-        )
-    return search
-
-
-def check_options(options: Options) -> None:
-    """Refuse options that plain operations cannot carry out.
+def check(set: AffineSet, options: Options) -> str:
+    """The search of an exported graph, once it is sure that plain operations can carry out what is asked.
 
     Raises:
         ConstraintError: the graph would behave in another way than the layer in Python.
+        BudgetError: it would be too large.
     """
     if options.strict:
         raise ConstraintError(
@@ -79,15 +55,28 @@ def check_options(options: Options) -> None:
             f"on_infeasible={options.on_infeasible!r}: plain operations cannot {what}. Export a layer with "
             'on_infeasible="nan" and look at the status, or export with the operator of the library (caffnet.deploy).'
         )
-
-
-def check_softness(set: AffineSet) -> None:
-    """Refuse rows that give way where the set is empty: plain operations do not find the least violation."""
     if set.softness is not None and SOFT in set.softness.kinds:
         raise ConstraintError(
             "Rows that are soft without a weight cannot be exported as plain operations: export with the operator of "
             "the library (caffnet.deploy), or give them a weight."
         )
+    search = "full" if options.search == "auto" else options.search
+    if search not in ("full", "lite"):
+        raise ConstraintError(
+            f'search={search!r} cannot be exported as plain operations: use search="full" or "lite" for a set of few '
+            "rows, or export with the operator of the library (caffnet.deploy)."
+        )
+    n, row_kinds = set.n + set.slacks, set.row_kinds
+    sizes = subset_sizes(row_kinds, n, search == "lite")
+    count, k = count_subsets(row_kinds, sizes), row_kinds.count(EQUAL) + max(sizes, default=0)
+    needed = count * n * (n + k + len(row_kinds)) * 8 * _COPIES
+    if needed > options.budget:
+        raise BudgetError(
+            f"The exported graph would hold {count:.3g} sub-constraints and need about {needed / 2**20:.3g} MiB; the "
+            f"budget is {options.budget / 2**20:.3g} MiB. Export with the operator of the library "
+            "(caffnet.deploy), use fewer rows, or raise budget= (bytes)."
+        )
+    return search
 
 
 def solve(problem: Problem, options: Options) -> Answer:
