@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 import caffnet
-from caffnet import AffineSet, CAffine, ConstraintError, InfeasibleError, Status, project
+from caffnet import AffineSet, CAffine, ConstraintError, InfeasibleError, Status, project, solve_qp
 from caffnet._solve.tracing import plain_operations
 from helpers import nearest_exactly
 
@@ -968,6 +968,69 @@ def test_soft_rows_that_give_way_have_derivatives_under_vmap():
     leaf = f.clone().requires_grad_()
     project(leaf, S, gradient="tangent").value.square().sum().backward()
     torch.testing.assert_close(slope, leaf.grad)
+
+
+@pytest.mark.parametrize("equal", [False, True])
+def test_float32_sets_that_rounding_alone_makes_empty_have_an_answer(equal: bool):
+    """0.9 in float32 is less than 3 times 0.3, by 1e-8: so it is for every f."""
+    row = AffineSet.equality if equal else AffineSet.inequality
+    set = AffineSet.box([0.3, 0.0], None) & row([[3.0, 2.0]], [0.9])
+    f = 3 * torch.randn(500, 2, generator=torch.Generator().manual_seed(1))
+    for search in ("full", "active"):
+        answer = project(f, set, search=search)
+        assert set.contains(answer.value).all()
+        assert (answer.value >= torch.tensor([0.3, 0.0])).all()
+        assert torch.equal(project(answer.value, set, search=search).value, answer.value)
+
+
+def test_rows_of_small_numbers_do_not_share_the_rounding_of_large_ones():
+    """float32: 3 times 0.8 is not 2.4; the first output cannot take a part of that, as its row has no rounding."""
+    A = [[0.0, 2.0], [1.0, 3.0], [-3.0, 0.0], [1.0, 0.0], [0.0, 1.0]]
+    set = AffineSet(A, [1.6, 2.4000000000000004, 0.0, 0.0, 0.0], [1.6, 2.4000000000000004, 0.0, INF, INF])
+    f = torch.randn(200, 2, generator=torch.Generator().manual_seed(1))
+    answer = project(f, set)
+    assert (answer.status == Status.WITHIN_TOL).all()
+    assert (answer.value[:, 0].abs() < 1e-15).all()
+    assert set.contains(answer.value).all()
+    with pytest.raises(InfeasibleError):
+        project(f, set & AffineSet.box([1e-3, 0.0], None))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("unit", [1.0, 1e3, 1e6, 1e9])
+def test_the_units_of_wishes_with_a_weight_do_not_matter(dtype: torch.dtype, unit: float):
+    """y >= 1 for 10 and y <= -2 for 40, both in other units: the minimum of a parabola."""
+    weight = torch.tensor([10.0, 40.0], dtype=dtype, requires_grad=True)
+    set = (AffineSet([[unit]], [unit], None) & AffineSet([[unit]], None, [-2 * unit])).soft(weight)
+    answer = project(torch.zeros(1, dtype=dtype), set)
+    low, high = 10 * unit**2, 40 * unit**2
+    best, total = (low - 2 * high) / (1 + low + high), 1 + low + high
+    torch.testing.assert_close(answer.value, torch.tensor([best], dtype=dtype))
+    slopes = torch.tensor([unit**2 * (1 - best) / total, unit**2 * (-2 - best) / total], dtype=dtype)
+    torch.testing.assert_close(torch.autograd.grad(answer.value.sum(), weight)[0], slopes)
+
+
+@pytest.mark.parametrize("weight", [1e10, 3e12, 1e16])
+def test_an_uneven_metric_has_the_nearest_point(weight: float):
+    rows = torch.tensor([[1.0, -1.0, 0.0], [1.0, 0.0, -1.0]], dtype=torch.float64)
+    set = AffineSet(rows, torch.tensor([1.0, -INF]).double(), torch.tensor([INF, -2.0]).double())
+    answer = project(torch.zeros(3).double(), set, metric=torch.tensor([1.0, weight, 4 * weight]).double())
+    assert answer.status == Status.PROJECTED
+    torch.testing.assert_close(answer.value, torch.tensor([-1.4, -2.4, 0.6]).double(), rtol=1e-6, atol=0.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_programs_whose_minimum_is_the_tip_of_a_cone_are_proven(dtype: torch.dtype):
+    random = torch.Generator().manual_seed(0)
+    tips = 0
+    for n in (1, 2, 3, 4) * 25:
+        m = int(torch.randint(n, 2 * n + 2, (1,), generator=random))
+        R, A, q = (torch.randint(-3, 4, shape, generator=random).to(dtype) for shape in ((n, n), (m, n), (n,)))
+        best = solve_qp(R @ R.mT + torch.eye(n, dtype=dtype), q, AffineSet(A, None, 0.0))
+        assert best.status in (Status.INSIDE, Status.PROJECTED)
+        assert float(best.residuals().dual.max()) <= 1e3 * torch.finfo(dtype).eps
+        tips += bool((best.value == 0).all())
+    assert tips > 40
 
 
 def test_arguments_of_the_wrong_kind_are_named():

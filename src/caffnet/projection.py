@@ -101,10 +101,10 @@ class Projection:
     def __repr__(self) -> str:
         """Return the count of each status; the numbers are in the attributes."""
         if not are_concrete((self.status,)):
-            return f"Projection({tuple(self.value.shape)}, search={self.search!r})"
+            return f"{type(self).__name__}({tuple(self.value.shape)}, search={self.search!r})"
         counts = self.status.reshape(-1).to(torch.int64).bincount().tolist()
         said = ", ".join(f"{count} {Status(code).name}" for code, count in enumerate(counts) if count)
-        return f"Projection({tuple(self.value.shape)}: {said or 'no samples'}; search={self.search!r})"
+        return f"{type(self).__name__}({tuple(self.value.shape)}: {said or 'no samples'}; search={self.search!r})"
 
     @property
     def answered(self) -> Tensor:

@@ -24,7 +24,7 @@ from caffnet.projection import Projection, flatten, shaped, start_lines, validat
 LARGEST = 2**25
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class Solution(Projection):
     """The minimum of a quadratic program with diagnostics: a `Projection` with more attributes.
 

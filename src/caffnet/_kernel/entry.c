@@ -287,6 +287,7 @@ FN void prepare_metric(Metric *metric, const CaffnetBatch *batch, void *memory) 
     white->status = &metric->status;
     white->active = metric->active;
     prepare(&metric->work, white, (char *)memory + used);
+    metric->work.white = 1;
 }
 
 /* Scale the rows of sample b, if they are its own or the first (sound < 0); 0 where they have NaN or infinite entries. */

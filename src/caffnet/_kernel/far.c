@@ -136,7 +136,7 @@ FN int into_range(Work *work, CaffnetProof *proof) {
    INFEASIBLE or RELAXED. Else `state`, and work->y stays. */
 FN int exclude_far_point(const CaffnetBatch *batch, int64_t b, Work *work, int state, double size, CaffnetProof *proof) {
     double rank = work->t.rank;
-    if (state == CAFFNET_INFEASIBLE || state == CAFFNET_RELAXED || is_direct(&work->rows)) return state;
+    if (state == CAFFNET_INFEASIBLE || state == CAFFNET_RELAXED || is_direct(&work->rows) || work->white) return state;
     if (!(largest(work->y, outputs_of(&work->rows)) * work->t.empty > size) || !(rank * rank < work->t.delicate)) return state;
     keep_answer(work);
     (void)load_sample(batch, b, work); /* approach has moved f and g */

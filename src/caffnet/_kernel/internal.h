@@ -185,6 +185,7 @@ typedef struct {
     int ready;                 /* they are */
     int lost;                  /* a search on sparse rows has not ended */
     int flat;                  /* y of the last search is the closed form on its face */
+    int white;                 /* the sample of a metric in white: the sizes of its numbers mean nothing to the user */
     int unproven;              /* the answer was not found by the search, or not proven to be the nearest point */
     int exchanged;             /* float32: a row left for one that depends on the face in the digits of float32 only */
     Newton newton;

@@ -188,6 +188,35 @@ FN void relax_in_metric(Work *work, Metric *metric) {
     if (state == REJECTED) restore_answer(work);
 }
 
+/* Whether a marked row has a column that no other row has, as one with a slack does. Then it does not depend on the others,
+   however small that entry is: the digits of float32 are those of the data, not of a slack. */
+FN int has_slack(const Rows *s, const int8_t *marks) {
+    for (Index c = 0; c < outputs_of(s); c++) {
+        Index row = -1, count = 0;
+        for (Index i = 0; i < rows_of(s); i++)
+            if (s->A[(size_t)i * (size_t)outputs_of(s) + (size_t)c] != 0.0) {
+                count++;
+                row = i;
+            }
+        if (count == 1 && marks[row] != 0) return 1;
+    }
+    return 0;
+}
+
+/* Answer the white sample. What seems to be a conflict of rows with slacks ends at a large slack. */
+FN int decide_white(Metric *metric, CaffnetProof *proof) {
+    Work *white = &metric->work;
+    double rank = white->t.rank;
+    int state = decide(&metric->batch, 0, white, proof);
+    if (state != CAFFNET_INFEASIBLE || !(rank > white->t.fine_rank)) return state;
+    for (Index i = 0; i < rows_of(&white->rows); i++) white->seed[i] = white->conflict[i] != 0.0;
+    if (!has_slack(&white->rows, white->seed)) return state;
+    set_rank(white, white->t.fine_rank);
+    state = decide(&metric->batch, 0, white, proof);
+    set_rank(white, rank);
+    return state;
+}
+
 /* Whether the metric of sample b is the Euclidean one. */
 FN int is_euclidean(const CaffnetBatch *batch, int64_t b) {
     int64_t n = batch->n, first = b * batch->metric_step, count = batch->diagonal ? n : n * n;
@@ -210,7 +239,7 @@ FN int decide_in_metric(const CaffnetBatch *batch, int64_t b, Work *work, Metric
     /* A feasible f is returned in any metric; `strict` moves it by rounding only. */
     if (check(s, work->f, largest(work->f, n), NULL, 1) != REJECTED) return decide(batch, b, work, proof);
     double size = size_of_sample(work);
-    int white = decide(&metric->batch, 0, &metric->work, proof), state = REJECTED;
+    int white = decide_white(metric, proof), state = REJECTED;
     if (white == CAFFNET_INVALID) { /* beyond the range of numbers */
         write_nothing(batch, b, CAFFNET_INVALID);
         return CAFFNET_INVALID;
@@ -273,7 +302,9 @@ FN void differentiate_in_metric(const CaffnetBatch *batch, const CaffnetGradient
     to_white(metric, z, n);
     for (Index j = 0; j < n; j++) z[j] = times_power(z[j], white->rows.shift);
     solve_lower(metric, v, n);
+    if (single && has_slack(&white->rows, active)) set_rank(white, white->t.fine_rank);
     Index k = reduce(white, active, z, v, p, q, relaxed, &level);
+    if (single) set_rank(white, work->t.rank);
     double *user = work->spare; /* p in the user's outputs */
     copy(user, p, n);
     from_white(metric, user, n);

@@ -56,9 +56,11 @@ FN double fine_rest(double b, const double *RESTRICT a, const double *RESTRICT y
 }
 
 /* What a minimum is refined with: its multipliers, (m,), of scaled rows and the scaled metric; what stationarity misses,
-   (n,), and the sum of the sizes of its terms. */
+   (n,), and the sum of the sizes of its terms. `origin`: the projection is 0, and what a step adds to it is rounding, which no
+   allowance relative to the point itself accepts. */
 typedef struct {
     double *lambda, *miss, *low, *size;
+    int origin;
 } Dual;
 
 /* dual.miss = -q - M y - A' lambda; M = 0 without a metric. */
@@ -116,7 +118,7 @@ FN void refine_minimum(Work *work, Metric *metric, Dual *dual) {
     solve_lower(metric, v, n);
     solve_white(face, v, u, s, n);
     from_white(metric, v, n);
-    for (Index j = 0; j < n; j++) work->y[j] += v[j];
+    for (Index j = 0; j < n && !dual->origin; j++) work->y[j] += v[j];
     for (Index j = 0; j < face->k; j++) {
         Index i = face->rows[j];
         dual->lambda[i] += times_power(s[j], white->exponent[i] - own->exponent[i]);
@@ -153,6 +155,7 @@ FN int release(Work *work, Metric *metric, Dual *dual) {
 FN int polish(const CaffnetBatch *batch, int64_t b, Work *work, Metric *metric, Dual *dual, int *proven) {
     const Rows *s = &work->rows;
     for (Index i = 0; i < rows_of(s); i++) dual->lambda[i] = 0.0;
+    dual->origin = largest(metric->z, outputs_of(s)) == 0.0;
     refine_fully(batch, b, work, metric, dual);
     if (release(work, metric, dual)) {
         refine_fully(batch, b, work, metric, dual);
@@ -218,7 +221,7 @@ FN int minimise_linear(const CaffnetBatch *batch, void *multiplier, int64_t b, i
         state = approach(work, 0, proof);
         return write_outcome(batch, b, work, state);
     }
-    Dual dual = {work->unit, work->ordinary, work->other, work->walk.g};
+    Dual dual = {work->unit, work->ordinary, work->other, work->walk.g, 0};
     int proven = 0;
     for (Index i = 0; i < m; i++) dual.lambda[i] = 0.0;
     for (int again = 0; again < 3 && !proven && s->shift == 0; again++) {
@@ -256,7 +259,7 @@ FN int minimise(const CaffnetBatch *batch, void *multiplier, int64_t b, int soun
     }
     build_face(&metric->work, metric->active, metric->work.ready && !metric->work.rows.boxed);
     return_from_white(work, metric);
-    Dual dual = {work->unit, work->ordinary, work->other, work->walk.g};
+    Dual dual = {work->unit, work->ordinary, work->other, work->walk.g, 0};
     int inside = state == CAFFNET_INSIDE, proven = 0;
     state = s->shift == 0 ? polish(batch, b, work, metric, &dual, &proven) : REJECTED;
     if (state == REJECTED) state = project_near_miss(work, 0, proof); /* start again from here */

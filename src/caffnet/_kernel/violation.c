@@ -163,7 +163,7 @@ FN int give_way(Work *work, int which, int strict, CaffnetProof *proof) {
     relax_rows(work, 0.0);
     int state = never ? REJECTED : check(s, work->y, largest(work->y, n), face->held, 0);
     restore_bounds(work);
-    if (found && !never && which == ALL_ROWS && (state == REJECTED || !holds_firmly(work))) {
+    if (!never && which == ALL_ROWS && (state == REJECTED || !holds_firmly(work))) {
         int nearer = return_to_bounds(work);
         state = nearer != REJECTED ? nearer : state;
     }
@@ -179,6 +179,39 @@ FN int give_way(Work *work, int which, int strict, CaffnetProof *proof) {
     return CAFFNET_INFEASIBLE;
 }
 
+/* How far row i may be exceeded at y, `all` the size of all numbers: by the rounding of its own, or of all. */
+FN double room_in_row(const Work *work, Index i, double all, int own) {
+    const Rows *s = &work->rows;
+    double bound = bound_at(s, i, value_of(s, i, work->y));
+    return work->t.feasibility * ((own ? size_at(s, i, work->y, all) : all) + bound) + work->t.underflow;
+}
+
+/* float32: whether work->y exceeds every row by no more than the rounding of the largest output. */
+FN int misses_by_rounding(const Work *work) {
+    const Rows *s = &work->rows;
+    double all = 2.0 * largest(work->y, outputs_of(s));
+    int small = work->single;
+    for (Index i = 0; i < rows_of(s) && small; i++) {
+        double excess = excess_of(s, i, value_of(s, i, work->y));
+        small = is_finite(excess) && excess <= room_in_row(work, i, all, 0);
+    }
+    return small;
+}
+
+/* The least violation is shared by all rows, also by those whose own numbers are too small to be rounded by as much. Look for a
+   point where every row gives way in proportion to its own rounding, and bounds of one output do not; 0 if there is none. */
+FN int give_way_by_rounding(Work *work) {
+    Rows *s = &work->rows;
+    Index n = outputs_of(s);
+    double all = 2.0 * largest(work->y, n), relax = 0.0;
+    for (Index i = 0; i < rows_of(s); i++) work->unit[i] = s->plain[i] >= 0 ? 0.0 : room_in_row(work, i, all, 1);
+    if (climb(work, work->g, work->y, &relax, NULL) >= 0) (void)settle_point(work, work->g, largest(work->g, n));
+    restore_bounds(work);
+    clamp(s, work->y);
+    round_point(work, work->y);
+    return holds_firmly(work);
+}
+
 /* Put the point of least violation into work->y, its rows into face.held. RELAXED if soft rows give way. INFEASIBLE, with
    multipliers in work->conflict, if the hard rows exclude each other: then they give way, and the soft ones have no say.
    WITHIN_TOL where rounding explains the violation, or the proof does not hold. */
@@ -186,7 +219,13 @@ FN int least_violation(Work *work, int strict, CaffnetProof *proof) {
     int state = CONFLICT, never = work->hopeless;
     proof->gap = proof->radius = 0.0;
     choose_yielding(work, work->soft ? SOFT_ROWS : ALL_ROWS);
-    if (!work->soft) return give_way(work, ALL_ROWS, strict, proof);
+    if (!work->soft) {
+        state = give_way(work, ALL_ROWS, strict, proof);
+        if (state != CAFFNET_INFEASIBLE || strict || !misses_by_rounding(work)) return state;
+        if (give_way_by_rounding(work)) return CAFFNET_WITHIN_TOL;
+        choose_yielding(work, ALL_ROWS);
+        return give_way(work, ALL_ROWS, strict, proof); /* again, for its point and proof */
+    }
     for (Index i = 0; i < rows_of(&work->rows); i++) never = never || (is_soft(work, i) && excludes_all(work, i));
     if (!has_impossible_hard_row(work)) state = give_way(work, SOFT_ROWS, strict, proof);
     if (state == CONFLICT) {

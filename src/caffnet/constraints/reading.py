@@ -61,7 +61,10 @@ def _from_scipy(value: Any) -> Tensor:
     """Read a sparse matrix of scipy, in any of its formats."""
     entries = value.tocoo()
     return torch.sparse_coo_tensor(
-        torch.as_tensor(np.stack([entries.row, entries.col])), torch.as_tensor(entries.data), entries.shape
+        torch.as_tensor(np.stack([entries.row, entries.col])),
+        torch.as_tensor(entries.data),
+        entries.shape,
+        check_invariants=True,
     )
 
 
