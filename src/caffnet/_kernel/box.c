@@ -113,18 +113,15 @@ FN void clip_gradient(const CaffnetBatch *batch, const CaffnetGradients *to, int
     }
 }
 
-/* Hold each output at its side, by the first row that does it, equalities before all others. */
+/* Hold each output at its side, by the first row that does it, equalities before all others. `side` is used up. */
 FN void mark_box(const Rows *s, Face *face, int8_t *side, const double *low, const double *high) {
-    clear_face(s, face);
     for (int equalities = 1; equalities >= 0; equalities--)
         for (Index i = 0; i < rows_of(s); i++) {
             Index j = s->plain[i];
-            if (j < 0 || side[j] == 0 || s->equal[i] != equalities) continue;
-            int up = s->sign[i] > 0.0, upper = (side[j] > 0) == up;
-            double bound = (up ? 1.0 : -1.0) * (side[j] > 0 ? high[j] : low[j]);
-            if (upper && s->high[i] == bound) face->held[i] = 1;
-            else if (!upper && s->low[i] == bound) face->held[i] = s->equal[i] ? 1 : -1;
-            else continue;
+            if (s->equal[i] != equalities || j < 0 || side[j] == 0) continue;
+            int above = side[j] > 0;
+            if (!puts_bound(s, i, above, above ? high[j] : low[j])) continue;
+            face->held[i] = s->equal[i] || above == (s->sign[i] > 0.0) ? 1 : -1;
             side[j] = 0;
         }
 }
@@ -152,6 +149,7 @@ FN int box_point(Work *work, int search) {
     const double *f = work->f, *g = work->g;
     int8_t *side = work->seed;
     if (limits_of_outputs(s, low, high) >= 0) return 0;
+    clear_face(s, &work->face);
     if (search != CAFFNET_ACTIVE) {
         for (Index j = 0; j < n; j++) side[j] = box_choice(f[j], g[j], low[j], high[j], &y[j]);
         mark_box(s, &work->face, side, low, high);

@@ -286,11 +286,8 @@ FN void blame_bounds(Work *work, Index p, Index q) {
     Index below = -1, above = -1;
     for (Index i = 0; i < rows_of(s); i++) {
         Index j = s->plain[i];
-        if (j != p && j != q) continue;
-        double low, high;
-        output_bounds(s, i, &low, &high);
-        if (j == p && below < 0 && low == d->low[p]) below = i;
-        if (j == q && above < 0 && high == d->high[q]) above = i;
+        if (j == p && below < 0 && puts_bound(s, i, 0, d->low[p])) below = i;
+        if (j == q && above < 0 && puts_bound(s, i, 1, d->high[q])) above = i;
     }
     if (below < 0 || above < 0) return;
     work->conflict[below] -= s->sign[below];
@@ -423,11 +420,9 @@ FN void blame_budget(Work *work, double sign) {
         Index j = s->plain[i];
         work->conflict[i] = work->fine[i] = 0.0;
         if (j < 0 || d->a[j] == 0.0 || d->side[j]) continue;
-        int lower = (d->a[j] > 0.0) == (sign > 0.0);
-        double own = s->sign[i], bound = own * ((own > 0.0) == lower ? s->low[i] : s->high[i]);
-        if (bound != (lower ? d->low[j] : d->high[j])) continue;
+        if (!puts_bound(s, i, (d->a[j] > 0.0) != (sign > 0.0), corner_of(d, j, sign))) continue;
         d->side[j] = 1;
-        work->conflict[i] = -sign * d->a[j] * own;
+        work->conflict[i] = -sign * d->a[j] * s->sign[i];
     }
     work->conflict[d->row] = sign;
 }
@@ -471,6 +466,7 @@ FN Index budget_search(Work *work, const double *g, double *y, double fine, doub
         if (d->side[j] == 0) free += d->a[j] * d->a[j];
     }
     if (side != 0 && free == 0.0) free = free_one(d, g, n, t); /* 0: it depends on bounds that are equalities */
+    clear_face(s, face);
     mark_box(s, face, d->side, d->low, d->high);
     if (side != 0 && free > 0.0) face->held[row] = side;
     return list_held(s, face);
@@ -586,15 +582,7 @@ FN Index chain_search(Work *work, const double *g, double *y) {
             if (pull > room) face->held[i] = (int8_t)(is_finite(s->high[i]) ? 1 : -1);
         }
     }
-    for (Index i = 0; i < rows_of(s) && bounded; i++) {
-        Index j = s->plain[i];
-        if (j < 0 || clipped[j] == 0) continue;
-        int upper = (clipped[j] > 0) == (s->sign[i] > 0.0);
-        double bound = s->sign[i] * (upper ? s->high[i] : s->low[i]);
-        if (bound != (clipped[j] > 0 ? d->high[j] : d->low[j])) continue;
-        face->held[i] = (int8_t)(upper ? 1 : -1);
-        clipped[j] = 0;
-    }
+    if (bounded) mark_box(s, face, clipped, d->low, d->high);
     direct_flat(s, face->held, g, y, 0);
     work->flat = 1;
     return list_held(s, face);

@@ -132,11 +132,10 @@ FN int is_conflict(Work *work, const double *direction) {
     for (Index i = 0; i < rows_of(s); i++) {
         Index j = s->plain[i];
         if (j < 0 || pull[j] == 0.0 || d->side[j]) continue;
-        double sign = s->sign[i], bound = pull[j] > 0.0 ? d->low[j] : d->high[j];
-        double own = sign * ((sign > 0.0) == (pull[j] > 0.0) ? s->low[i] : s->high[i]);
-        if (own != bound || !is_finite(own)) continue;
+        double bound = pull[j] > 0.0 ? d->low[j] : d->high[j];
+        if (!is_finite(bound) || !puts_bound(s, i, pull[j] < 0.0, bound)) continue;
         d->side[j] = 1;
-        work->conflict[i] = -sign * pull[j];
+        work->conflict[i] = -s->sign[i] * pull[j];
     }
     return gap < -work->t.search * size;
 }
@@ -257,6 +256,7 @@ FN Index newton_search(Work *work, const double *g, double *y, double fine) {
     }
     for (Index i = 0; i < m; i++) moving[i] = (int8_t)(s->plain[i] >= 0 ? 0 : s->equal[i] ? 1 : u[i] > 0.0 ? 1 : u[i] < 0.0 ? -1 : 0);
     if (!factorise_rows(s, moving, d->side, 0.0, work->t.fine_rank)) return NOT_FOUND;
+    clear_face(s, face);
     mark_box(s, face, d->side, d->low, d->high);
     for (Index p = 0; p < w->k; p++)
         if (w->pivot[p] > 0.0) face->held[w->list[p]] = moving[w->list[p]];

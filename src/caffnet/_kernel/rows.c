@@ -344,6 +344,13 @@ INLINE void output_bounds(const Rows *s, Index i, double *low, double *high) {
     *high = up ? s->high[i] : 0.0 - s->low[i];
 }
 
+/* Whether row i puts this bound on its output, from above or from below. */
+INLINE int puts_bound(const Rows *s, Index i, int above, double bound) {
+    double low, high;
+    output_bounds(s, i, &low, &high);
+    return (above ? high : low) == bound;
+}
+
 /* Put y within the rows +-y_j, exactly; relaxed rows are ignored. */
 FN void clamp(const Rows *s, double *y) {
     for (Index i = 0; i < rows_of(s); i++) {
