@@ -305,18 +305,6 @@ FN int lies_on(double value, double bound, double size, const CaffnetTolerances 
     return is_finite(bound) && fabs(value - bound) <= t->feasibility * (size + fabs(bound)) + t->underflow;
 }
 
-/* Whether every row holds at y up to the rounding of what it was computed from: y, its bound, and numbers of size `start`. */
-FN int accepts(const Rows *s, const double *y, double start) {
-    double all = largest(y, outputs_of(s)) + start;
-    for (Index i = 0; i < rows_of(s); i++) {
-        double value = value_of(s, i, y), excess = excess_of(s, i, value);
-        if (excess <= 0.0) continue;
-        if (!is_finite(excess)) return 0; /* a bound at the wrong infinity: no allowance is as large */
-        if (!(excess <= s->t->feasibility * (size_at(s, i, y, all) + bound_at(s, i, value)) + s->t->underflow)) return 0;
-    }
-    return 1;
-}
-
 /* Check y, computed from numbers of size |y| + start. REJECTED: a row is exceeded by more than rounding explains (a row of
    zeros: at all; a bound at the wrong infinity: always), or, if `firm`, a bound of one output at all, relaxed ones aside.
    WITHIN_TOL: a row that is not in `held` (NULL: none is) is exceeded by rounding. INSIDE: neither. */
@@ -336,6 +324,9 @@ FN int check(const Rows *s, const double *y, double start, const int8_t *held, i
     }
     return state;
 }
+
+/* Whether every row holds at y, computed from numbers of size |y| + start, up to rounding. */
+FN int accepts(const Rows *s, const double *y, double start) { return check(s, y, start, NULL, 0) != REJECTED; }
 
 /* The bounds that row i, which bounds one output, puts on it. */
 INLINE void output_bounds(const Rows *s, Index i, double *low, double *high) {

@@ -9,7 +9,7 @@ FN double size_of_point(const Work *work) {
 
 /* Whether every row holds at work->y up to rounding, soft ones too. */
 FN int rows_hold(const Work *work) {
-    return check(&work->rows, work->y, largest(work->y, outputs_of(&work->rows)), NULL, 0) != REJECTED;
+    return accepts(&work->rows, work->y, largest(work->y, outputs_of(&work->rows)));
 }
 
 /* Prove with the conflict in work->conflict that no point of a reasonable size satisfies the rows. */
@@ -45,7 +45,7 @@ FN void refine_on_hard_rows(Work *work) {
         clamp(s, trial);
         round_point(work, trial);
         double now = hard_excess(work, trial);
-        if (!(now < worst) || check(s, trial, size, NULL, 0) == REJECTED) break;
+        if (!(now < worst) || !accepts(s, trial, size)) break;
         copy(work->y, trial, n);
         worst = now;
     }
