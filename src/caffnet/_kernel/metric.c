@@ -175,7 +175,7 @@ FN void relax_in_metric(Work *work, Metric *metric) {
     double *goal = work->other;
     keep_answer(work);
     return_from_white(work, metric);
-    relax_to_levels(work);
+    relax_soft_rows(work, 0);
     int state = settle_in_metric(work, metric);
     if (state == REJECTED) { /* a near miss: the nearest point to it, in any metric */
         copy(goal, work->y, n);

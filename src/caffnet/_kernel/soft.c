@@ -120,10 +120,10 @@ FN void forget_levels(Work *work) {
     }
 }
 
-/* Relax the soft rows to their levels, until restore_bounds. */
-FN void relax_to_levels(Work *work) {
+/* Relax the soft rows to their levels, or free them altogether, until restore_bounds. */
+FN void relax_soft_rows(Work *work, int free) {
     for (Index i = 0; i < rows_of(&work->rows); i++)
-        if (is_soft(work, i)) work->give[i] = work->level[i];
+        if (is_soft(work, i)) work->give[i] = free ? HUGE_VAL : work->level[i];
     relax_rows(work, 0.0);
     for (Index i = 0; i < rows_of(&work->rows); i++)
         if (is_soft(work, i)) work->give[i] = 0.0;

@@ -53,19 +53,10 @@ FN void refine_on_hard_rows(Work *work) {
     forget_factors(work);
 }
 
-/* Leave only the hard rows, until restore_bounds. */
-FN void free_soft_rows(Work *work) {
-    for (Index i = 0; i < rows_of(&work->rows); i++)
-        if (is_soft(work, i)) work->give[i] = HUGE_VAL;
-    relax_rows(work, 0.0);
-    for (Index i = 0; i < rows_of(&work->rows); i++)
-        if (is_soft(work, i)) work->give[i] = 0.0;
-}
-
 /* Whether the hard rows accept work->y. */
 FN int hard_rows_hold(Work *work) {
     for (Index i = 0; i < rows_of(&work->rows); i++) work->give[i] = 0.0;
-    free_soft_rows(work);
+    relax_soft_rows(work, 1);
     int hold = rows_hold(work);
     restore_bounds(work);
     return hold;
@@ -75,7 +66,7 @@ FN int hard_rows_hold(Work *work) {
 FN int project_on_hard_rows(Work *work) {
     Index n = outputs_of(&work->rows);
     double *goal = work->other;
-    free_soft_rows(work);
+    relax_soft_rows(work, 1);
     for (int again = 0; again < 40; again++) { /* a far goal leaves an error of eps |goal| */
         if (check(&work->rows, work->y, largest(work->y, n), work->face.held, 1) != REJECTED) return 1;
         copy(goal, work->y, n);
