@@ -46,9 +46,7 @@ FN int decide(const CaffnetBatch *batch, int64_t b, Work *work, CaffnetProof *pr
         found = 0;
     }
     work->unproven = work->unproven || !found;
-    int doubtful = state == CAFFNET_WITHIN_TOL && work->soft && !rows_hold(work);
-    if (doubtful || (state == CAFFNET_RELAXED && (s->shift != 0 || !hard_rows_hold(work))))
-        state = rescale_to_hard_rows(batch, b, work, proof);
+    state = rescale_to_hard_rows(batch, b, work, state, proof);
     if (state == CAFFNET_RELAXED) return write_relaxed(batch, b, work);
     if (batch->strict && state != CAFFNET_INFEASIBLE) {
         state = write_strictly(batch, b, work, search == CAFFNET_PAPER ? CAFFNET_FULL : search, proof);

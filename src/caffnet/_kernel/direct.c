@@ -59,19 +59,13 @@ FN void recognise(Rows *s) {
         if (s->squared[i] == 0.0) return;
         others++;
         d->row = i;
-        if (!chain) {
-            if (others > 1) return;
-            continue;
-        }
         double up = 0.0;
-        Index j = link_of(s, i, &up);
-        if (j < 0 || d->link[j] >= 0) {
-            chain = 0;
-            if (others > 1) return;
-            continue;
-        }
-        d->link[j] = i;
-        d->a[j] = up;
+        Index j = chain ? link_of(s, i, &up) : -1;
+        chain = j >= 0 && d->link[j] < 0;
+        if (chain) {
+            d->link[j] = i;
+            d->a[j] = up;
+        } else if (others > 1) return;
     }
     if (others <= 1) {
         d->shape = others == 0 ? BOUNDS : BUDGET;

@@ -246,9 +246,8 @@ FN void flat_point(const Rows *s, Face *face, const double *g, double *y) {
     copy(y, g, n);
     along_all(face, g, r, n);
     move_all(face, r, y, n);
-    for (Index j = 0; j < k; j++) r[j] = face->sides[j] > 0 ? s->high[face->rows[j]] : s->low[face->rows[j]];
+    for (Index j = 0; j < k; j++) r[j] = face->sides[j] > 0 ? -s->high[face->rows[j]] : -s->low[face->rows[j]];
     solve_transposed(face, r, n);
-    for (Index j = 0; j < k; j++) r[j] = -r[j];
     move_all(face, r, y, n);
     slide(s, face, 0, y);
 }

@@ -169,12 +169,15 @@ FN int ignore_soft_rows(const CaffnetBatch *batch, int64_t b, Work *work, Caffne
     return hard_rows_hold(work) ? CAFFNET_RELAXED : CAFFNET_WITHIN_TOL;
 }
 
-/* Answer a sample again whose rows do not hold, scaled by the hard ones: a soft row with a huge bound may have cost them their
-   digits. If that does not help, the soft rows are ignored. */
-FN int rescale_to_hard_rows(const CaffnetBatch *batch, int64_t b, Work *work, CaffnetProof *proof) {
+/* Answer a sample again if its hard rows do not hold, scaled by them: a soft row with a huge bound may have cost them their
+   digits. If that does not help, the soft rows are ignored. Else `state`, and work->y stays. */
+FN int rescale_to_hard_rows(const CaffnetBatch *batch, int64_t b, Work *work, int state, CaffnetProof *proof) {
+    int doubtful = state == CAFFNET_RELAXED ? work->rows.shift != 0 || !hard_rows_hold(work)
+                                            : state == CAFFNET_WITHIN_TOL && work->soft && !rows_hold(work);
+    if (!doubtful) return state;
     work->soft_rows = DO_NOT_SCALE;
     (void)load_sample(batch, b, work);
-    int state = approach(work, (int)batch->strict, proof);
+    state = approach(work, (int)batch->strict, proof);
     int settled = state == CAFFNET_INFEASIBLE || (state == CAFFNET_RELAXED && project_on_hard_rows(work));
     restore_bounds(work);
     if (!settled) state = ignore_soft_rows(batch, b, work, proof);

@@ -40,7 +40,7 @@ FN void refine_conflict(Work *work) {
             }
             face->z[c] = sum.high + sum.low;
         }
-        for (Index j = 0; j < face->k; j++) face->d[j] = along(face, j, face->z, n);
+        along_all(face, face->z, face->d, n);
         in_rows(face, 0, face->d, face->r, n);
         for (Index j = 0; j < face->k; j++) {
             Index i = face->rows[j];

@@ -252,9 +252,7 @@ FN int decide_in_metric(const CaffnetBatch *batch, int64_t b, Work *work, Metric
         if (state == REJECTED) state = project_near_miss(work, (int)batch->strict, proof);
     } else state = approach(work, (int)batch->strict, proof);
     state = exclude_far_point(batch, b, work, state, size, proof);
-    int doubtful = state == CAFFNET_WITHIN_TOL && work->soft && !rows_hold(work);
-    if (doubtful || (state == CAFFNET_RELAXED && (s->shift != 0 || !hard_rows_hold(work))))
-        state = rescale_to_hard_rows(batch, b, work, proof);
+    state = rescale_to_hard_rows(batch, b, work, state, proof);
     if (state == CAFFNET_INFEASIBLE && white == CAFFNET_INFEASIBLE) { /* between its rows, nearest in M */
         return_from_white(work, metric);
         round_point(work, work->y);

@@ -68,7 +68,6 @@ FN int step_inside(const CaffnetBatch *batch, int64_t b, Work *work, int search)
         }
         restore_bounds(work);
     }
-    restore_bounds(work);
     restore_answer(work);
     return 0;
 }
