@@ -136,11 +136,6 @@ def lines(t: Tensor, core: int) -> Tensor:
     return t.contiguous()
 
 
-def _step(t: Tensor, core: int) -> int:
-    """The distance between neighbouring samples of `lines`, in elements; 0 where all share one."""
-    return 0 if t.ndim <= core or t.shape[0] < 2 else t.stride(0)
-
-
 def _array(t: Tensor, core: int, samples: int) -> tuple[Tensor, int, int]:
     """Return a tensor of so many samples in the form of `lines`, its step and its address."""
     if t.is_neg() or not t.is_contiguous():
@@ -365,31 +360,33 @@ def gradient(
 
 def pack_gradients(v: Tensor, to_f: Tensor | None, to_w: Tensor | None, sums: list[Tensor | None]) -> bytes:
     """A CaffnetGradients: `v` as `lines` gave it, `sums` for A, lower, upper and the metric."""
+    _, v_step, v_at = _array(v, 1, v.shape[0])
     return _GRADIENTS.pack(
-        v.data_ptr(),
-        _step(v, 1),
+        v_at,
+        v_step,
         *(0 if t is None else t.data_ptr() for t in (to_f, to_w, *sums)),
         *(0 if t is None else t.stride(0) if t.ndim > core else 0 for t, core in zip(sums, CORES[2:], strict=True)),
     )
 
 
-def minimise(problem: Problem, options: Options, start: Tensor | None = None) -> tuple[Answer, Tensor, int]:
+def minimise(problem: Problem, options: Options, start: Tensor | None = None) -> tuple[Answer, Tensor]:
     """Minimise ``y'My/2 + q'y`` with M the metric and q in place of f; as `solve`, with multipliers ``(B, m)``."""
     answer = empty_answer(problem.f, problem.A.shape[-2], options.search)
     multipliers = torch.empty(answer.active.shape, dtype=problem.f.dtype)
     if start is not None:
         start = start.contiguous()
     batch = Batch(problem, options, answer, start, may_cancel=True)
-    return answer, multipliers, sum(batch.run(_library().caffnet_minimise, multipliers.data_ptr()))
+    batch.run(_library().caffnet_minimise, multipliers.data_ptr())
+    return answer, multipliers
 
 
 def solve_system(problem: Problem, answer: Answer, v: Tensor, u: Tensor | None) -> tuple[Tensor, Tensor]:
     """Solve ``[M Aᵀ; A 0] [p; s] = [v; u]`` on the faces of an answer: p ``(B, n)`` and s ``(B, m)``."""
     batch = Batch(problem, Options(search="active"), answer, None)
-    v, u = lines(v, 1), None if u is None else lines(u, 1)
+    v, v_step, v_at = _array(v, 1, batch.samples)
+    u, u_step, u_at = (None, 0, 0) if u is None else _array(u, 1, batch.samples)
     p, s = (torch.empty(batch.samples, size, dtype=v.dtype) for size in (batch.n, batch.m))
-    steps = _step(v, 1), 0 if u is None else _step(u, 1)
-    system = _SYSTEM.pack(v.data_ptr(), 0 if u is None else u.data_ptr(), *steps, p.data_ptr(), s.data_ptr())
+    system = _SYSTEM.pack(v_at, u_at, v_step, u_step, p.data_ptr(), s.data_ptr())
     batch.run(_library().caffnet_system, system)
     return p, s
 

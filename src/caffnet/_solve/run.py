@@ -58,7 +58,7 @@ def _native(problem: Problem, options: Options, start: Tensor | None, value_only
     if not near and problem.f.is_cuda and gpu.is_available() and not sparse.is_sparse(problem.A):
         answer, count = gpu.solve(problem, options, start)
         if options.on_infeasible == "raise" and count.item():  # the one wait for the device
-            report(problem.replace_tensors(*_cpu(*problem.tensors)), Answer(*_cpu(*answer)), options)
+            report(problem.replace_tensors(*_moved("cpu", *problem.tensors)), Answer(*_moved("cpu", *answer)), options)
         return answer
     here = problem if near else _on_cpu(problem)
     start = start if start is None else start.cpu()
@@ -67,11 +67,7 @@ def _native(problem: Problem, options: Options, start: Tensor | None, value_only
         if value_only:  # the report reads all of it
             answer, _ = native.solve(here, options, start)
         report(here, answer, options)
-    if near:
-        return answer
-    device = problem.f.device
-    choice = None if answer.choice is None else answer.choice.to(device)
-    return Answer(answer.value.to(device), answer.status.to(device), answer.active.to(device), choice)
+    return answer if near else Answer(*_moved(problem.f.device, *answer))
 
 
 def rows_of_first(problem: Problem, options: Options) -> Tensor | None:
@@ -92,13 +88,12 @@ def gradient(
         rules = (options.search, options.norm, options.strict, options.on_infeasible, options.gradient)
         found = iter(torch.ops.caffnet.gradient(*tensors, list(wanted), problem.row_kinds, problem.soft, *rules))
         return tuple(next(found) if want else None for want in wanted)
-    device = problem.f.device
     if problem.f.is_cpu:
         return native.gradient(v, problem, answer, options, wanted)
     if problem.f.is_cuda and gpu.is_available() and not sparse.is_sparse(problem.A):
         return gpu.gradient(v, problem, answer, options, wanted)
-    found = native.gradient(v.cpu(), _on_cpu(problem), Answer(*_cpu(*answer)), options, wanted)
-    return tuple(None if t is None else t.to(device) for t in found)
+    found = native.gradient(v.cpu(), _on_cpu(problem), Answer(*_moved("cpu", *answer)), options, wanted)
+    return tuple(_moved(problem.f.device, *found))
 
 
 def minimise(problem: Problem, options: Options, start: Tensor | None = None) -> tuple[Answer, Tensor]:
@@ -106,24 +101,23 @@ def minimise(problem: Problem, options: Options, start: Tensor | None = None) ->
 
     Multipliers are NaN where they do not prove the minimum. Nothing is raised.
     """
-    device = problem.f.device
-    here = problem if problem.f.is_cpu else _on_cpu(problem)
-    answer, multipliers, _ = native.minimise(here, options, None if start is None else start.cpu())
+    (start,) = _moved("cpu", start)
     if problem.f.is_cpu:
-        return answer, multipliers
-    return Answer(answer.value.to(device), answer.status.to(device), answer.active.to(device)), multipliers.to(device)
+        return native.minimise(problem, options, start)
+    answer, multipliers = native.minimise(_on_cpu(problem), options, start)
+    return Answer(*_moved(problem.f.device, *answer)), multipliers.to(problem.f.device)
 
 
 def solve_system(problem: Problem, answer: Answer, v: Tensor, u: Tensor | None) -> tuple[Tensor, Tensor]:
     """Solve ``[M Aᵀ; A 0] [p; s] = [v; u]`` on the faces of an answer: p ``(B, n)`` and s ``(B, m)``."""
     if problem.f.is_cpu:
         return native.solve_system(problem, answer, v, u)
-    p, s = native.solve_system(_on_cpu(problem), Answer(*_cpu(*answer)), *_cpu(v, u))
+    p, s = native.solve_system(_on_cpu(problem), Answer(*_moved("cpu", *answer)), *_moved("cpu", v, u))
     return p.to(v.device), s.to(v.device)
 
 
-def _cpu(*tensors: Tensor | None) -> list[Any]:
-    return [None if t is None else t.cpu() for t in tensors]
+def _moved(device: torch.device | str, *tensors: Tensor | None) -> list[Any]:
+    return [None if t is None else t.to(device) for t in tensors]
 
 
 _warned: set[str] = set()
@@ -139,7 +133,7 @@ def _on_cpu(problem: Problem) -> Problem:
             "Move the layer to the CPU to save the copies, or pip install caffnet[gpu] for an NVIDIA GPU.",
             stacklevel=2,
         )
-    return problem.replace_tensors(*_cpu(*problem.tensors))
+    return problem.replace_tensors(*_moved("cpu", *problem.tensors))
 
 
 # ------------------------------------------------------------------------------------------------- for tracers
