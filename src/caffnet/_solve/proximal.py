@@ -70,7 +70,7 @@ def minimise(problem: Problem, nearest: bool, start: Tensor | None = None) -> Mi
     samples, m = len(problem.f), problem.A.shape[-2]
     if start is None and samples > 1 and problem.A.ndim == 2 and problem.f.stride(0) == 0:
         # One objective and one A for all: the rows of the first minimum are a good guess for the others.
-        first = minimise(_at(problem, torch.zeros(1, dtype=torch.long), double=False), nearest)
+        first = minimise(problem.at(slice(0, 1)), nearest)
         start = first.answer.active.expand(samples, m).contiguous()
     answer, multipliers = run.minimise(problem, options, start)
     open = multipliers.isnan().any(-1) if m else answer.status == Status.WITHIN_TOL
@@ -94,19 +94,13 @@ def minimise(problem: Problem, nearest: bool, start: Tensor | None = None) -> Mi
     return found
 
 
-def _at(p: Problem, places: Tensor, double: bool = True) -> Problem:
-    """Some samples of a problem, in double precision."""
-    some = p.at(places)
-    return some.replace_tensors(*(None if t is None else t.double() for t in some.tensors)) if double else some  # pyright: ignore
-
-
 def _allow_rounding(problem: Problem, found: Minimum, places: Tensor, options: Options) -> None:
     """Minimise over those of the samples, marked INFEASIBLE, whose rows exclude each other by no more than rounding.
 
     Far away, or in double precision, that is a conflict: as of redundant equalities in float32. But the set has a point
     within the tolerance of the user's numbers, and the bounds give way by what it misses them.
     """
-    answer, p = found.answer, _at(problem, places, double=False)
+    answer, p = found.answer, problem.at(places)
     near = run.solve(p._replace(f=torch.zeros_like(p.f), metric=None), _QUIET)
     some = near.status <= Status.WITHIN_TOL
     if not some.any():
@@ -129,7 +123,8 @@ def _descend(
         options: for empty sets.
         through: points that the bounds are to let through; the minima are then WITHIN_TOL.
     """
-    answer, p = found.answer, _at(problem, places)
+    answer, p = found.answer, problem.at(places)
+    p = p.replace_tensors(*(None if t is None else t.double() for t in p.tensors))  # pyright: ignore
     if through is not None:
         value = times(p.A, through)
         lower, upper = torch.minimum(p.lower, value), torch.maximum(p.upper, value)
@@ -149,7 +144,7 @@ def _descend(
         if number == 0:
             lost = (before > Status.WITHIN_TOL) & (status > Status.WITHIN_TOL)
             if lost.any():  # no point: nothing to minimise
-                empty = _at(problem, places[lost], double=False)
+                empty = problem.at(places[lost])
                 none = run.solve(empty._replace(f=torch.zeros_like(empty.f), metric=None), options)
                 # If the set has a point, rounding hid it (`_allow_rounding`), or the fault lies elsewhere in the data.
                 state = torch.where(status[lost] == Status.INFEASIBLE, Status.INFEASIBLE, Status.INVALID)
@@ -174,7 +169,7 @@ def _descend(
             return
         if done.any():
             keep = (~done).nonzero().squeeze(-1)
-            places, p, y, side = places[keep], _at(p, keep), y[keep], side[keep]
+            places, p, y, side = places[keep], p.at(keep), y[keep], side[keep]
             unit = unit if unit.ndim == 1 else unit[keep]
 
 
@@ -213,7 +208,7 @@ def _finish(
     problem: Problem, found: Minimum, places: Tensor, y: Tensor, side: Tensor, multipliers: Tensor, proven: Tensor
 ) -> None:
     """Write points in the user's numbers, put onto their rows, with their multipliers."""
-    own, answer = _at(problem, places, double=False), found.answer
+    own, answer = problem.at(places), found.answer
     near = run.solve(own._replace(f=y.to(own.f.dtype), metric=None), _QUIET)
     on_rows = (near.status <= Status.WITHIN_TOL).unsqueeze(-1)  # else they exclude each other by rounding
     status = torch.where((side == 0).all(-1), Status.INSIDE, Status.PROJECTED)
@@ -355,7 +350,7 @@ def _fall(p: Problem, which: Tensor) -> Tensor:
     """A direction in which the objective falls without end, ``(B, n)``, of samples in question; else zero."""
     falls = torch.zeros_like(p.f)
     some = which.nonzero().squeeze(-1)
-    p = _at(p, some)
+    p = p.at(some)
     n = p.f.shape[-1]
     A, low, high = p.A, torch.where(p.lower > -torch.inf, 0.0, p.lower), torch.where(p.upper < torch.inf, 0.0, p.upper)
     if p.metric is not None:  # the directions with curvature, as equalities
