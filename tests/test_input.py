@@ -65,11 +65,14 @@ def test_the_errors_are_value_errors():
         (lambda: BOX.to(torch.float32) & AffineSet.box(*torch.ones(2, 2).double()), "share one number type"),
         (lambda: BOX[0], "no batch axes to index"),
         (lambda: AffineSet([[1.0, 2.0]], names="a"), "for each of the 1 rows, got the text 'a'"),
-        (lambda: AffineSet.box(torch.zeros(3, 2)) & AffineSet.box(torch.zeros(2, 2)), r"got \(3,\) and \(2,\)"),
+        (
+            lambda: AffineSet.box(torch.zeros(3, 2)) & AffineSet.box(torch.zeros(2, 2)),
+            r"the first set \(3,\) and of the second",
+        ),
         (lambda: AffineSet.box(torch.zeros(3, 2)).violation(torch.zeros(2, 2)), "do not broadcast"),
         (
             lambda: AffineSet.box(torch.zeros(3, 2), torch.ones(2, 2)),
-            r"lower \(3, 2\) and of upper \(2, 2\)",
+            r"lower \(3,\) and of upper \(2,\)",
         ),
         (
             lambda: AffineSet([[1.0, 1.0]], torch.zeros(3, 1), torch.ones(2, 1)),

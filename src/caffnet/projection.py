@@ -71,7 +71,7 @@ from caffnet.constraints import (
     ArrayLike,
     broadcasts,
     is_kind,
-    joint_shape,
+    joint_axes,
 )
 from caffnet.errors import ConstraintError, DtypeError
 from caffnet.optimality import Residuals, residuals
@@ -436,12 +436,7 @@ def _batch_shape(f: Tensor, set: AffineSet) -> torch.Size:
     axes, mine = set.batch_shape, f.shape[:-1]
     if not axes:
         return mine
-    try:
-        whole = joint_shape(axes, mine)
-    except RuntimeError:
-        raise ConstraintError(
-            f"The batch axes of f {tuple(mine)} and of the constraints {tuple(axes)} do not broadcast."
-        ) from None
+    whole = joint_axes("f", mine, "the constraints", axes)
     if mine and len(axes) > len(mine):
         raise ConstraintError(
             f"The constraints have more batch axes {tuple(axes)} than f {tuple(mine)}: "

@@ -4,7 +4,7 @@ from caffnet.constraints import collation as collation  # so that default_collat
 from caffnet.constraints.affine_set import AffineSet
 from caffnet.constraints.reading import ArrayLike
 from caffnet.constraints.rows import BOTH, EQUAL, FREE, LOWER, UPPER, Labels, is_kind, row_names
-from caffnet.constraints.shapes import broadcasts, joint_shape
+from caffnet.constraints.shapes import broadcasts, joint_axes, joint_shape
 from caffnet.constraints.softness import HARD, SOFT, SOFT_IF_NEAREST, WEIGHTED, Softness
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "Softness",
     "broadcasts",
     "is_kind",
+    "joint_axes",
     "joint_shape",
     "row_names",
 ]

@@ -43,7 +43,7 @@ from caffnet.constraints.rows import (
     read_labels_again,
     row_names,
 )
-from caffnet.constraints.shapes import NO_AXES, joint_shape, stack_bounds
+from caffnet.constraints.shapes import NO_AXES, joint_axes, joint_shape, stack_bounds
 from caffnet.constraints.softness import HARD, SOFT, SOFT_IF_NEAREST, WEIGHTED, Softness, join_softness
 from caffnet.errors import ConstraintError, DtypeError
 
@@ -288,13 +288,7 @@ class AffineSet:
         if self.n != other.n:
             raise ConstraintError(f"Both sets of `&` must have the same outputs, got n={self.n} and n={other.n}.")
         first, second = _meet(self, other)
-        try:
-            joint_shape(self.batch_shape, other.batch_shape)
-        except RuntimeError:
-            raise ConstraintError(
-                f"The batch axes of both sets of `&` must broadcast, "
-                f"got {tuple(self.batch_shape)} and {tuple(other.batch_shape)}."
-            ) from None
+        joint_axes("the first set", self.batch_shape, "the second", other.batch_shape)
         if first.metric is not None and second.metric is not None and first.metric is not second.metric:
             raise ConstraintError("Only one set of `&` may have a metric: write (a & b).with_metric(M).")
         metric = second.metric if first.metric is None else first.metric
@@ -361,15 +355,8 @@ class AffineSet:
                     f"A metric of shape {shape} is a matrix, and this one is not symmetric: for one diagonal per "
                     "sample write diagonal=True; to use its symmetric part, (M + M.mT) / 2."
                 )
-        try:
-            joint_shape(self.batch_shape, given.shape[:-2])
-        except RuntimeError:
-            raise ConstraintError(
-                f"The batch axes of the metric {tuple(given.shape[:-2])} and of the set {tuple(self.batch_shape)} do "
-                "not broadcast."
-            ) from None
-        parts = here.A, here.lower, here.upper, self._labels, self._row_kinds, here.weak
-        return self._build(*parts, given, here.softness)
+        joint_axes("the metric", given.shape[:-2], "the set", self.batch_shape)
+        return self._build(*here._parts(), given, here.softness)
 
     def _beside(self, data: ArrayLike, name: str) -> tuple[AffineSet, Tensor]:
         """Return this set and other data of it in one number type and on one device."""
@@ -422,13 +409,7 @@ class AffineSet:
             raise ConstraintError(
                 f"weight must be one number or have shape (..., {self.m}), one for each row, got {tuple(given.shape)}."
             )
-        try:
-            joint_shape(self.batch_shape, given.shape[:-1])
-        except RuntimeError:
-            raise ConstraintError(
-                f"The batch axes of the weight {tuple(given.shape[:-1])} and of the set {tuple(self.batch_shape)} do "
-                "not broadcast."
-            ) from None
+        joint_axes("the weight", given.shape[:-1], "the set", self.batch_shape)
         if not is_compiling() and is_concrete(given) and not ((given > 0) & (given < math.inf)).all():
             wrong = given[~((given > 0) & (given < math.inf))].flatten()[0].item()
             raise ConstraintError(
@@ -550,13 +531,7 @@ class AffineSet:
             raise ConstraintError(f"y must be a dense tensor, got a {kind} one: write y.to_dense().")
         if point.ndim == 0 or point.shape[-1] != self.n:
             raise ConstraintError(f"y must have shape (..., {self.n}), got {tuple(point.shape)}.")
-        try:
-            joint_shape(point.shape[:-1], self.batch_shape)
-        except RuntimeError:
-            raise ConstraintError(
-                f"The batch axes of y {tuple(point.shape[:-1])} and of the set {tuple(self.batch_shape)} "
-                "do not broadcast."
-            ) from None
+        joint_axes("y", point.shape[:-1], "the set", self.batch_shape)
         if not point.is_floating_point():
             raise DtypeError(f"y is {point.dtype}; a point needs float32 or float64: write y.to({self.dtype}).")
         return self.like(point, "y"), point

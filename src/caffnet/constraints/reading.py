@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from caffnet._solve import sparse
-from caffnet.constraints.shapes import joint_shape
+from caffnet.constraints.shapes import joint_axes
 from caffnet.errors import ConstraintError, DtypeError
 
 ArrayLike: TypeAlias = Tensor | np.ndarray | Sequence[Any] | float | int
@@ -145,22 +145,12 @@ def read_bound(bound: Tensor | None, A: Tensor, name: str, rows: str = "A") -> T
             f"{name} {tuple(bound.shape)} has more batch axes than {rows} {tuple(A.shape)}: "
             f"give {rows} the same leading axes ({rows}.unsqueeze or {rows}.expand) if that is meant."
         )
-    try:
-        joint_shape(batch, axes)
-    except RuntimeError:
-        raise ConstraintError(
-            f"The batch axes of {name} {tuple(bound.shape)} and of {rows} {tuple(A.shape)} do not broadcast."
-        ) from None
+    joint_axes(name, batch, rows, axes)
     return bound
 
 
 def read_sides(lower: Tensor | None, upper: Tensor | None, A: Tensor) -> tuple[Tensor, Tensor]:
     """Read both bounds of the rows of A, with `read_bound`."""
     low, high = read_bound(lower, A, "lower"), read_bound(upper, A, "upper")
-    try:
-        joint_shape(low.shape[:-1], high.shape[:-1], A.shape[:-2])
-    except RuntimeError:
-        raise ConstraintError(
-            f"The batch axes of lower {tuple(low.shape)} and of upper {tuple(high.shape)} do not broadcast."
-        ) from None
+    joint_axes("lower", low.shape[:-1], "upper", high.shape[:-1])
     return low, high

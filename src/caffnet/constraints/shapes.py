@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from caffnet._solve.tracing import is_compiling
+from caffnet.errors import ConstraintError
 
 NO_AXES = torch.Size(())
 
@@ -21,6 +22,16 @@ def joint_shape(*shapes: torch.Size) -> torch.Size:
                 return torch.broadcast_shapes(*shapes)
             first = shape
     return first
+
+
+def joint_axes(first: str, axes: torch.Size, second: str, others: torch.Size) -> torch.Size:
+    """Return the joint batch axes of two things, named for the message; refuse those that do not broadcast."""
+    try:
+        return joint_shape(axes, others)
+    except RuntimeError:
+        raise ConstraintError(
+            f"The batch axes of {first} {tuple(axes)} and of {second} {tuple(others)} do not broadcast."
+        ) from None
 
 
 def broadcasts(shape: torch.Size, to: torch.Size) -> bool:
