@@ -33,7 +33,7 @@ from caffnet.deploy import to_c
 from caffnet.deploy.checking import compare
 from caffnet.deploy.network import read_network
 from caffnet.deploy.operations import Operations
-from caffnet.deploy.scalars import batch_function, write_function
+from caffnet.deploy.scalars import StraightLine, batch_function
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # torch.func compiles rules
 DOUBLE = torch.float64
@@ -282,7 +282,7 @@ def test_equal_lines_are_written_once_and_unused_ones_not_at_all():
         x.exp()
         return [torch.cat([x.sin(), x.sin()]), x.new_tensor([2.0, -1.0]) * 3]
 
-    lines = write_function(function, torch.zeros(1, dtype=DOUBLE), ["y", "z"])
+    lines = StraightLine(function, torch.zeros(1, dtype=DOUBLE)).lines(["y", "z"])
     assert lines == ["const double t1 = sin(x[0]);", "y[0] = t1;", "y[1] = t1;", "z[0] = 6.0;", "z[1] = (-3.0);"]
 
 
@@ -376,7 +376,7 @@ def test_operations_are_those_of_torch_to_the_last_digits(name: str, dtype: torc
 )
 def test_what_a_program_would_not_keep_is_refused(function, message: str):
     with pytest.raises(ConstraintError, match=message):
-        write_function(lambda x: [function(x)], torch.ones(3, dtype=DOUBLE), ["y"])
+        StraightLine(lambda x: [function(x)], torch.ones(3, dtype=DOUBLE)).lines(["y"])
 
 
 def test_a_program_that_differs_from_torch_is_refused(tmp_path: Path):
@@ -485,10 +485,10 @@ def test_what_is_known_but_for_nan_calls_no_function():
         return [weight, several.amax() - weight.amax().log()]
 
     one = torch.zeros(1, dtype=DOUBLE)
-    assert not re.search("exp|log", "".join(write_function(filled, one, ["w", "h"])))
+    assert not re.search("exp|log", "".join(StraightLine(filled, one).lines(["w", "h"])))
     for number in (0.5, -1e300, math.inf, -math.inf, math.nan):
         x = one + number
         for found, expected in zip(batch_function(filled, one)(x), filled(x), strict=True):
             torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
     two = torch.zeros(2, dtype=DOUBLE)
-    assert "".join(write_function(filled, two, ["w", "h"])).count("exp(") == 2
+    assert "".join(StraightLine(filled, two).lines(["w", "h"])).count("exp(") == 2

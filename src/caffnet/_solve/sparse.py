@@ -132,8 +132,3 @@ def place_of(A: Tensor, entry: int) -> list[int]:
 def like(A: Tensor, values: Tensor) -> Tensor:
     """A matrix with the places of a sparse `A` and other values."""
     return from_entries(A.crow_indices(), A.col_indices(), values, A.shape[1])
-
-
-def copy(t: Tensor) -> Tensor:
-    """A copy without gradient; `copy.deepcopy` does not know CSR."""
-    return t.detach().clone()

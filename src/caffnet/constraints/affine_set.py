@@ -450,9 +450,11 @@ class AffineSet:
         old, kinds = self, self._row_kinds
         if self._weak:  # it takes the number type of the bounds
             parts, assumed = as_tensors(lower=lower, upper=upper)
-            given = next((t for t in parts.values() if t is not None), None)
-            old = self if given is None or assumed else self.to(given.dtype)
-        low, high = old.check_bounds(old.lower if lower is None else lower, old.upper if upper is None else upper)
+            one = next((t for t in parts.values() if t is not None), None)
+            old = self if one is None or assumed else self.to(one.dtype)
+        given = {"lower": old.lower if lower is None else lower, "upper": old.upper if upper is None else upper}
+        parts, _ = as_tensors(A=old.A, **given)
+        low, high = read_sides(parts["lower"], parts["upper"], old.A)
         if EQUAL in kinds and (lower is None) != (upper is None):
             equal = is_kind(kinds, EQUAL, old.device)
             low, high = (torch.where(equal, high, low), high) if lower is None else (low, torch.where(equal, low, high))
@@ -465,24 +467,12 @@ class AffineSet:
         return self._build(self._A.to_dense(), *self._parts()[1:], self._metric, self._softness)
 
     def __deepcopy__(self, memo: dict) -> AffineSet:
-        return self._map(sparse.copy, self._weak)
+        return self._map(lambda t: t.detach().clone(), self._weak)  # `copy.deepcopy` does not know CSR
 
     def pin_memory(self, device: Any = None) -> AffineSet:
         """Return the set in page-locked memory, for ``DataLoader(..., pin_memory=True)``."""
         given = () if device is None else (device,)
         return self._map(lambda t: t.pin_memory(*given), self._weak)
-
-    def expand(self, batch: torch.Size) -> AffineSet:
-        """Return the set with batch axes of this shape. An A without batch axes stays shared."""
-        if self._A.ndim == 2 or self._A.shape[:-2] == batch:
-            return self
-        A = self._A.expand(*batch, self.m, self.n)
-        return self._build(A, *self._parts()[1:], self._metric, self._softness)
-
-    def check_bounds(self, lower: ArrayLike, upper: ArrayLike) -> tuple[Tensor, Tensor]:
-        """Return other bounds for the same rows as tensors, with shapes and number types checked."""
-        parts, _ = as_tensors(A=self._A, lower=lower, upper=upper)
-        return read_sides(parts["lower"], parts["upper"], self._A)
 
     def __getitem__(self, index: Any) -> AffineSet:
         """Return the sets at an index of the batch; a tensor that the whole batch shares stays shared."""

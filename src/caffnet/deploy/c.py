@@ -125,7 +125,7 @@ def to_c(
 
 
 def _camel(name: str) -> str:
-    return "".join(part.capitalize() for part in name.split("_")) or "Policy"
+    return "".join(part.capitalize() for part in name.split("_"))
 
 
 # ------------------------------------------------------------------------------------------------- reading
@@ -175,7 +175,9 @@ def _read(source: Source, inputs: Tensor | None) -> _Policy:
             rows = None if layer.constraint is None else _write_rows(layer, x)
     finally:
         model.train(training)
-    options = dataclasses.replace(layer._options, on_infeasible=_status_instead(layer._options.on_infeasible))
+    options = layer._options
+    if options.on_infeasible == "raise":  # C has no exceptions: NaN and a status
+        options = dataclasses.replace(options, on_infeasible="nan")
     search = choose_search(set.row_kinds, set.n + set.slacks, options.search, options.budget)
     return _Policy(layer, options.searching(search), backbone, null, set, rows, x, f, w)
 
@@ -206,11 +208,6 @@ def _searched(set: AffineSet) -> dict[str, Tensor]:
         parts = [problem.A, problem.lower, problem.upper, problem.metric]
         parts = [t if batch or t.ndim == axes else t[0] for t, axes in zip(parts, CORES[2:], strict=True)]
     return dict(zip(("A", "lower", "upper", "metric"), parts, strict=False))
-
-
-def _status_instead(on_infeasible: str) -> str:
-    """Replace errors by NaN and a status, as C has no exceptions."""
-    return "nan" if on_infeasible == "raise" else on_infeasible
 
 
 def _names_at_one(rows: Callable[[Tensor], dict[str, Tensor]], x: Tensor) -> list[str]:
@@ -391,18 +388,19 @@ def _vectors(policy: _Policy) -> str:
             w = limit_null(policy.f, w, set, policy.options, limit)
         answer = project_checked(policy.f, set, w, policy.options)
         count = len(policy.x)
-        arrays = [("x", policy.x), ("f", policy.f), ("value", answer.value), ("violation", answer.violation)]
+        arrays = [("x", policy.x), ("value", answer.value), ("violation", answer.violation)]
+        if not policy.backbone:
+            arrays.append(("f", policy.f))
         if policy.rows is not None:
             searched = _searched(set)
             arrays += zip(searched, with_batch(searched.values(), count), strict=True)
-    used = {"x", "value", "violation", "A", "lower", "upper", "metric"} | ({"f"} if not policy.backbone else {"x"})
     return "\n".join(
         [
             "/* Inputs and what torch answers. Written by caffnet. */",
             f"#define POLICY_VECTORS {count}",
             "/* Sums in another order differ by their rounding. */",
             f"#define POLICY_TOLERANCE {number_text(tolerance.exported(policy.dtype))}",
-            *(_array(f"static const policy_real vector_{key}", t, double) for key, t in arrays if key in used),
+            *(_array(f"static const policy_real vector_{key}", t, double) for key, t in arrays),
             f"static const int vector_status[] = {{{', '.join(map(str, answer.status.tolist()))}}};",
             "",
         ]

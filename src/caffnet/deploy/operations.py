@@ -263,11 +263,6 @@ class Operations:
 
     # --------------------------------------------------------------------------------------------- division
 
-    def _remainder(self, a: Tensor, b: Tensor) -> Tensor:
-        """``a % b`` with the sign of b, as torch computes it."""
-        rest = self._map("fmod", a, b)
-        return self._map("where", self._leans(rest, b), self._map("add", rest, b), rest)
-
     def _leans(self, rest: Tensor, b: Tensor) -> Tensor:
         """Return 1 where a remainder is not 0 and its sign differs from that of the divisor, else 0."""
         zero = self._number(0)
@@ -291,7 +286,10 @@ class Operations:
         return Places(self._map("sub", self.places(other), places))
 
     def _do_remainder(self, x: Any, other: Any) -> Places:
-        return Places(self._remainder(self.places(x), self.places(other)))
+        """``x % other`` with the sign of the divisor, as torch computes it."""
+        divisor = self.places(other)
+        rest = self._map("fmod", self.places(x), divisor)
+        return Places(self._map("where", self._leans(rest, divisor), self._map("add", rest, divisor), rest))
 
     # --------------------------------------------------------------------------------------------- products
 

@@ -36,6 +36,9 @@ class StraightLine:
 
     Raises:
         ConstraintError: the function contains an operation that cannot be written.
+
+    >>> StraightLine(lambda x: [x.sin() * 2], torch.zeros(1, dtype=torch.float64)).lines(["y"])
+    ['const double t1 = sin(x[0]);', 'const double t3 = t1 * 2.0;', 'y[0] = t3;']
     """
 
     def __init__(self, function: Callable[[Tensor], Sequence[Tensor]], x: Tensor, remedy: str = _IN_C):
@@ -49,15 +52,6 @@ class StraightLine:
     def __call__(self, samples: Tensor) -> list[Tensor]:
         """Compute the results for samples ``(..., size)``, by the same assignments in torch."""
         return self._assignments.compute(self._results, samples)
-
-
-def write_function(function: Callable[[Tensor], Sequence[Tensor]], x: Tensor, names: Sequence[str]) -> list[str]:
-    """Return the body of a C function that reads ``x[...]`` and writes the results to arrays with these names.
-
-    >>> write_function(lambda x: [x.sin() * 2], torch.zeros(1, dtype=torch.float64), ["y"])
-    ['const double t1 = sin(x[0]);', 'const double t3 = t1 * 2.0;', 'y[0] = t3;']
-    """
-    return StraightLine(function, x).lines(names)
 
 
 def batch_function(function: Callable[[Tensor], Sequence[Tensor]], x: Tensor) -> StraightLine:
