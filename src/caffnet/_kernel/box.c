@@ -190,7 +190,7 @@ FN void fix_outputs(const Rows *s, const int8_t *held, double *y) {
     for (Index i = 0; i < rows_of(s); i++) {
         if (held[i] == 0 || s->plain[i] < 0) continue;
         d->side[s->plain[i]] = 1;
-        if (y) y[s->plain[i]] = s->sign[i] * (held[i] > 0 ? s->high[i] : s->low[i]);
+        if (y) y[s->plain[i]] = s->sign[i] * bound_of(s, i, held[i] > 0);
     }
 }
 

@@ -163,7 +163,7 @@ FN void direct_flat(const Rows *s, const int8_t *held, const double *g, double *
     for (Index j = 0; cone && j < n; j++)
         if (d->side[j]) y[j] = 0.0;
     if (d->shape == BUDGET && held[row] != 0) {
-        double bound = cone ? 0.0 : held[row] > 0 ? s->high[row] : s->low[row];
+        double bound = cone ? 0.0 : bound_of(s, row, held[row] > 0);
         for (int again = 0; again < 2; again++) onto_row(s, bound, y, 0);
     }
     for (Index first = 0, last, fixed; d->shape == CHAIN && first < n; first = last + 1) {
@@ -174,7 +174,7 @@ FN void direct_flat(const Rows *s, const int8_t *held, const double *g, double *
             steps[j] = step;
             total += g[j] - step;
             Index i = d->link[j];
-            if (j < last && !cone) step += (held[i] > 0 ? s->high[i] : s->low[i]) / d->a[j];
+            if (j < last && !cone) step += bound_of(s, i, held[i] > 0) / d->a[j];
         }
         double base = fixed >= 0 ? y[fixed] - steps[fixed] : total / (double)(last - first + 1);
         for (Index j = first; j <= last; j++) y[j] = base + steps[j];
@@ -186,7 +186,7 @@ FN void direct_slide(const Rows *s, const int8_t *held, double *y) {
     Index row = s->direct.row;
     if (s->direct.shape != BUDGET || s->direct.family == SPARSE || held[row] == 0) return;
     fix_outputs(s, held, y);
-    onto_row(s, held[row] > 0 ? s->high[row] : s->low[row], y, 1);
+    onto_row(s, bound_of(s, row, held[row] > 0), y, 1);
 }
 
 /* The first output of the run that j belongs to. */
@@ -434,7 +434,7 @@ FN Index budget_search(Work *work, const double *g, double *y, double fine, doub
         for (Index j = 0; j < n; j++) y[j] = smaller(larger(g[j], d->low[j]), d->high[j]);
         double size = scale + largest(y, n);
         side = value > s->high[row] || s->equal[row] ? 1 : -1;
-        bound = side > 0 ? s->high[row] : s->low[row];
+        bound = bound_of(s, row, side > 0);
         if (excess <= fine * (size + bound_at(s, row, value)) + work->t.underflow) side = s->equal[row] ? 1 : 0;
         else {
             double sign = value > bound ? 1.0 : -1.0, corner = best_corner(d, n, sign), miss = sign * (corner - bound);

@@ -118,7 +118,7 @@ FN int join(Work *work, Index p, double at, double *y) {
     Face *face = &work->face;
     const CaffnetTolerances *t = &work->t;
     Index n = outputs_of(s), base = face->base, side = at > s->high[p] ? 1 : -1;
-    double bound = side > 0 ? s->high[p] : s->low[p], sign = (double)side, gain = 0.0, *multiplier = face->multiplier;
+    double bound = bound_of(s, p, side > 0), sign = (double)side, gain = 0.0, *multiplier = face->multiplier;
     for (double left = remainder_of(s, p, face);; left = remainder_after_drop(s, p, face, left)) {
         int independent = is_independent(s, p, face, left, t->rank);
         if (!independent && t->rank > t->fine_rank) work->exchanged |= is_independent(s, p, face, left, t->fine_rank);

@@ -221,7 +221,7 @@ FN void slide(const Rows *s, const Face *face, Index first, double *y) {
     if (is_direct(s)) return;
     for (Index j = first; j < face->k; j++) {
         Index i = face->rows[j];
-        double bound = face->sides[j] > 0 ? s->high[i] : s->low[i];
+        double bound = bound_of(s, i, face->sides[j] > 0);
         move(face, j, (value_of(s, i, y) - bound) * face->inverse[j], y, outputs_of(s));
     }
 }

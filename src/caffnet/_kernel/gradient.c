@@ -32,7 +32,7 @@ FN void row_gradient(const Rows *s, Index i, double side, double lambda, double 
 FN int touches(const Work *work, Index i, int side, double value, double size, const int8_t *active) {
     const Rows *s = &work->rows;
     if (s->equal[i] || active[i] == side) return 1; /* whatever the distance: `strict` stops short of its rows */
-    return lies_on(value, side > 0 ? s->high[i] : s->low[i], size, &work->t);
+    return lies_on(value, bound_of(s, i, side > 0), size, &work->t);
 }
 
 /* p = -(the projection of -v on the tangent cone at y), which replaces p = N v; N v stays where rounding is in the way. */

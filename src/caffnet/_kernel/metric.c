@@ -123,9 +123,8 @@ FN void refine_in_metric(Work *work, Metric *metric) {
     double *step = metric->f, *r = face->r;
     for (Index j = 0; j < face->k; j++) {
         Index i = face->rows[j];
-        Pair sum = {face->sides[j] > 0 ? -own->high[i] : -own->low[i], 0.0};
-        for (Index c = 0; c < n; c++) sum = pair_add_product(sum, own->A[(size_t)i * (size_t)n + (size_t)c], work->y[c]);
-        r[j] = times_power(sum.high + sum.low, white->exponent[i] - own->exponent[i]);
+        Pair gap = fine_gap(own, i, face->sides[j] > 0, work->y);
+        r[j] = times_power(gap.high + gap.low, white->exponent[i] - own->exponent[i]);
     }
     for (Index j = 0; j < n; j++) step[j] = 0.0;
     solve_transposed(face, r, n);

@@ -51,7 +51,7 @@ FN void newton_flat(const Rows *s, const int8_t *held, const double *g, double *
         for (Index i = 0; i < rows_of(s); i++) w->step[i] = 0.0;
         for (Index p = 0; p < w->k; p++) {
             Index i = w->list[p];
-            w->right[p] = value_of(s, i, y) - (cone ? 0.0 : held[i] > 0 ? s->high[i] : s->low[i]);
+            w->right[p] = value_of(s, i, y) - (cone ? 0.0 : bound_of(s, i, held[i] > 0));
         }
         solve_rows(w, w->right);
         for (Index p = 0; p < w->k; p++) w->step[w->list[p]] = w->right[p];

@@ -40,10 +40,8 @@ FN int is_nearest(Work *work, const double *g, const double *y) {
     }
     Pair sum = {0.0, 0.0};
     for (Index j = 0; j < k; j++) {
-        Index i = face->rows[j];
-        Pair value = {face->sides[j] > 0 ? -s->high[i] : -s->low[i], 0.0};
-        for (Index c = 0; c < n; c++) value = pair_add_product(value, s->A[(size_t)i * (size_t)n + (size_t)c], g[c]);
-        sum = pair_add_product(pair_add_product(sum, lambda[j], value.high), lambda[j], value.low);
+        Pair gap = fine_gap(s, face->rows[j], face->sides[j] > 0, g);
+        sum = pair_add_product(pair_add_product(sum, lambda[j], gap.high), lambda[j], gap.low);
     }
     bound = sqrt(larger(2.0 * (bound + sum.high + sum.low), 0.0));
     double slack = work->t.feasibility * (largest(y, n) + largest(g, n));

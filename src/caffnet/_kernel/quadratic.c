@@ -100,7 +100,7 @@ FN int meets_rows(Work *work, Metric *metric) {
     int met = 1;
     for (Index j = 0; j < face->k; j++) {
         Index i = face->rows[j];
-        double bound = face->sides[j] > 0 ? own->high[i] : own->low[i];
+        double bound = bound_of(own, i, face->sides[j] > 0);
         double missed = fine_rest(bound, own->A + (size_t)i * (size_t)n, work->y, n);
         double counts = size_at(own, i, work->y, size) + fabs(bound);
         met = met && fabs(missed) <= work->t.feasibility * counts + work->t.underflow;

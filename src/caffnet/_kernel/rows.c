@@ -160,6 +160,9 @@ FN int is_soft(const Work *work, Index i) { return work->soft && work->soft[i] =
 /* Whether row i is a soft one that is relaxed now. */
 FN int is_loose(const Rows *s, Index i) { return s->loose && s->loose[i] == 's'; }
 
+/* The upper or the lower bound of row i. */
+INLINE double bound_of(const Rows *s, Index i, int upper) { return upper ? s->high[i] : s->low[i]; }
+
 /* The size of y that row i demands, as a binary exponent in scaled units; -5000 if 0 is within its bounds. */
 FN Index demand_of(const Rows *s, Index i, double low, double high) {
     double demand = low > 0.0 ? low : high < 0.0 ? -high : 0.0;

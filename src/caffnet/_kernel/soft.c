@@ -184,7 +184,7 @@ FN int find_tiers(Work *work, const int8_t *active, const double *y) {
     for (Index i = 0; i < rows_of(s); i++) {
         work->tier[i] = 0;
         if (active[i] == 0 || !is_soft(work, i)) continue;
-        double unit = users_unit(work, i), bound = active[i] > 0 ? s->high[i] : s->low[i];
+        double unit = users_unit(work, i), bound = bound_of(s, i, active[i] > 0);
         double t = (double)active[i] * (value_of(s, i, y) - bound) / unit;
         double counts = size_at(s, i, y, size) + fabs(bound);
         double mine = 4.0 * (work->t.feasibility * counts + work->t.underflow) / unit;

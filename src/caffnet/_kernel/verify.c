@@ -10,6 +10,15 @@ FN void round_point(const Work *work, double *y) {
     }
 }
 
+/* a_i y - b_i for the bound at one side, with twice the digits. */
+FN Pair fine_gap(const Rows *s, Index i, int upper, const double *y) {
+    const double *a = s->A + (size_t)i * (size_t)outputs_of(s);
+    Pair sum = {-bound_of(s, i, upper), 0.0};
+    for (Index c = 0; c < outputs_of(s); c++)
+        if (a[c] != 0.0) sum = pair_add_product(sum, a[c], y[c]);
+    return sum;
+}
+
 /* Move y onto the rows of the face with residuals of twice the digits, which a nearly dependent face needs. */
 FN void slide_finely(const Rows *s, const Face *face, double *y) {
     Index n = outputs_of(s);
@@ -18,12 +27,8 @@ FN void slide_finely(const Rows *s, const Face *face, double *y) {
         return;
     }
     for (Index j = 0; j < face->k; j++) {
-        Index i = face->rows[j];
-        const double *a = s->A + (size_t)i * (size_t)n;
-        Pair sum = {face->sides[j] > 0 ? -s->high[i] : -s->low[i], 0.0};
-        for (Index c = 0; c < n; c++)
-            if (a[c] != 0.0) sum = pair_add_product(sum, a[c], y[c]);
-        move(face, j, (sum.high + sum.low) * face->inverse[j], y, n);
+        Pair gap = fine_gap(s, face->rows[j], face->sides[j] > 0, y);
+        move(face, j, (gap.high + gap.low) * face->inverse[j], y, n);
     }
 }
 
@@ -38,15 +43,13 @@ FN int verify_point(Work *work, const double *g, double size) {
     for (int again = 0; again < 40; again++) {
         /* If the answer is the origin, y holds noise of size eps |g|, which no allowance relative to |y| accepts. */
         int noise = largest(y, n) <= (again > 0 ? work->t.feasibility : work->t.search) * largest(g, n);
-        for (Index j = 0; j < face->k && noise; j++) { /* if the rows of the face go through the origin */
-            Index i = face->rows[j];
-            noise = fabs(face->sides[j] > 0 ? s->high[i] : s->low[i]) <= work->t.underflow;
-        }
+        for (Index j = 0; j < face->k && noise; j++) /* if the rows of the face go through the origin */
+            noise = fabs(bound_of(s, face->rows[j], face->sides[j] > 0)) <= work->t.underflow;
         for (int zero = noise; zero >= 0; zero--) {
             for (Index j = 0; j < n; j++) trial[j] = zero && y[j] != g[j] ? 0.0 : y[j];
             for (Index j = 0; j < face->k; j++) { /* a bound of one output is met exactly: 0, not 1e-33 */
                 Index i = face->rows[j];
-                if (s->plain[i] >= 0) trial[s->plain[i]] = s->sign[i] * (face->sides[j] > 0 ? s->high[i] : s->low[i]) + 0.0;
+                if (s->plain[i] >= 0) trial[s->plain[i]] = s->sign[i] * bound_of(s, i, face->sides[j] > 0) + 0.0;
             }
             clamp(s, trial);
             round_point(work, trial);

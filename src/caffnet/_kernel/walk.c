@@ -17,9 +17,7 @@ FN int earlier(const Index *rows, const double *sides, const Index *other_rows, 
 
 /* A choice is one side of a row: 2 row + (upper side). */
 FN Index choice_row(Index choice) { return choice >> 1; }
-FN double choice_bound(const Rows *s, Index choice) {
-    return choice & 1 ? s->high[choice >> 1] : s->low[choice >> 1];
-}
+FN double choice_bound(const Rows *s, Index choice) { return bound_of(s, choice >> 1, choice & 1); }
 
 /* List the sides that can be chosen beside the equalities, in order; how many. */
 FN Index list_choices(const Rows *s, Index *choices) {
