@@ -466,6 +466,7 @@ def test_what_has_no_minimum():
         solve_qp(torch.tensor([[1.0, 0.0], [0.0, 0.0]]), q, corner)
     marked = solve_qp(None, torch.stack([q, -q]), corner, on_infeasible="nan")
     assert marked.status.tolist() == [Status.UNBOUNDED, Status.PROJECTED]
+    assert marked.answered.tolist() == [False, True]
     assert marked.value[0].isnan().all() and marked.objective[0].isnan() and not marked.value[1].any()
     with pytest.raises(InfeasibleError, match=r"row 0 .* row 1"):
         solve_qp(torch.eye(2), q, AffineSet.inequality([[1.0, 0.0], [-1.0, 0.0]], [0.0, -1.0]))

@@ -52,7 +52,7 @@ from torch import Tensor
 from caffnet._solve import gradient as differentiable
 from caffnet._solve import graph, run, slack, sparse, stationary
 from caffnet._solve.prepare import Prepared, choose_search, set_of
-from caffnet._solve.problem import Answer, Options, Problem, Status, check_options
+from caffnet._solve.problem import Answer, Options, Problem, Status, check_options, has_answer
 from caffnet._solve.tracing import (
     are_concrete,
     is_compiling,
@@ -108,8 +108,8 @@ class Projection:
 
     @property
     def answered(self) -> Tensor:
-        """Mask ``(...)`` of the samples with an answer: all that are neither INFEASIBLE nor INVALID."""
-        return (self.status != int(Status.INFEASIBLE)) & (self.status != int(Status.INVALID))
+        """Mask ``(...)`` of the samples with an answer: all but INFEASIBLE, INVALID and UNBOUNDED ones."""
+        return has_answer(self.status)
 
     @functools.cached_property
     def multipliers(self) -> Tensor:
@@ -325,8 +325,7 @@ def solve_checked(
     value, status, active, _ = differentiable.answer(problem, options, start, value_only and not slacks)
     if slacks:
         value, given = value[..., : constraints.n], value[..., constraints.n :].detach()
-        answered = (status != int(Status.INFEASIBLE)) & (status != int(Status.INVALID))
-        status = torch.where(answered & (given != 0).any(-1), int(Status.RELAXED), status).to(torch.int8)
+        status = torch.where(has_answer(status) & (given != 0).any(-1), int(Status.RELAXED), status).to(torch.int8)
     if len(batch) != 1:
         value = shaped(value, batch)
         if not value_only:

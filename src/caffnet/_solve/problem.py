@@ -43,6 +43,11 @@ class Status(enum.IntEnum):
     UNBOUNDED = 6
 
 
+def has_answer(status: Tensor) -> Tensor:
+    """Mask of the samples with an answer, from their `Status`."""
+    return (status != int(Status.INFEASIBLE)) & (status != int(Status.INVALID)) & (status != int(Status.UNBOUNDED))
+
+
 @dataclasses.dataclass(frozen=True)
 class Options:
     """Options of a projection; `caffnet.project` documents each."""

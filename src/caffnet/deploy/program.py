@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from caffnet._kernel import build
 from caffnet._solve.prepare import Prepared
-from caffnet._solve.problem import CORES, Status
+from caffnet._solve.problem import CORES, has_answer
 from caffnet.constraints import AffineSet
 from caffnet.control.barriers import GradientExportError
 from caffnet.deploy.checking import compare, refuse_difference
@@ -319,7 +319,7 @@ class Traced:
             layer._options, layer._definite = before
         if answers is None:
             return arguments
-        good = (answers[1] != int(Status.INFEASIBLE)) & (answers[1] != int(Status.INVALID))
+        good = has_answer(answers[1])
         kept = tuple(t[good] for t in arguments)
         return kept if good.sum() > 1 else tuple(torch.cat([t, t]) for t in kept) if good.any() else arguments
 
