@@ -158,10 +158,9 @@ FN int join(Work *work, Index p, double at, double *y) {
 /* Find the face of the projection of g, in `face`; the number of its rows, CONFLICT or NOT_FOUND.
 
    The face begins with the equalities, which are never dropped; `start` marks rows to begin with: NULL for none,
-   face.held for the face as it is. Rows count
-   as satisfied up to `fine`. Once they hold up to `coarse`, only few more rounds follow: if rows exclude each other by
-   less than that, the previous face is the answer. A negative `coarse` makes this a conflict too. After a conflict,
-   face.entering and face.side are the row that could not join. */
+   face.held for the face as it is. Rows count as satisfied up to `fine`. Once they hold up to `coarse`, only few more
+   rounds follow: if rows exclude each other by less than that, the previous face is the answer. A negative `coarse` makes
+   this a conflict too. After a conflict, face.entering and face.side are the row that could not join. */
 FN Index dual(Work *work, const double *g, double *y, const int8_t *start, double fine, double coarse) {
     const Rows *s = &work->rows;
     Face *face = &work->face;

@@ -30,8 +30,8 @@ typedef int32_t Index;
 
 enum { NOT_FOUND = -1, CONFLICT = -2 }; /* in place of the number of rows of a face */
 enum { REJECTED = -1 };                 /* in place of a status */
-enum { COUNT, DO_NOT_SCALE, ARE_IGNORED }; /* soft rows: in everything; not in the scale of a sample; in nothing */
-enum { WHOLE = -1, PARTLY = -2 };       /* in place of an output: a row that is read as n numbers on end, or is not */
+enum { COUNT, DO_NOT_SCALE, ARE_IGNORED }; /* soft rows count in everything; in all but the scale of a sample; in nothing */
+enum { WHOLE = -1, PARTLY = -2 };       /* in place of an output: a row whose n numbers are all read; only its entries are */
 
 /* Sums of pairs of numbers (exact.c) lose less than this share of their terms. */
 #define LOST_BY_PAIRS 0x1p-98
@@ -41,10 +41,11 @@ enum { WHOLE = -1, PARTLY = -2 };       /* in place of an output: a row that is 
 #define SHARE_OF_ALL 4.0
 /* The most levels of soft rows that a gradient distinguishes. */
 #define LEVELS 16
-/* A remainder |z|^2 below this share of |a|^2 is projected again. Every row multiplies what the directions lack of being
-   orthogonal by |d| / |z|; from one half on that is at most 1, and nothing grows from row to row. */
+/* A remainder |z|^2 below this share of |a|^2 is projected again. A new row multiplies the error in the orthogonality of the
+   directions by |d| / |z|, which is at most 1 from one half on: so the error does not grow from row to row. */
 #define CANCELLATION 0.5
-/* What a remainder gets back along one direction brings no such factor: a lost decimal digit is what it may cost. */
+/* The same after a row was dropped. What a remainder gets back along one direction does not multiply that error: here the
+   share only limits the loss to one decimal digit. */
 #define CANCELLATION_OF_DROP 0.01
 /* Lines of a factor that are processed together; unrolled code assumes four. */
 #define GROUP 4
@@ -94,8 +95,8 @@ typedef struct {
     double *u, *trial, *step, *along, *slope, *right; /* (m,) multipliers */
     double *x, *y;          /* (n,) */
     int8_t *moving;         /* (m,) */
-    int8_t *face;           /* (m,) the rows held whose factors these are */
-    int faced;              /* they are */
+    int faced;              /* the factors are those of a face: */
+    int8_t *face;           /* (m,) the sides of its rows */
 } Newton;
 
 /* The rows of one sample, each times a power of two so that 1 <= |a|_1 < 2. */
@@ -168,7 +169,7 @@ typedef struct {
     double *low, *high;        /* (m,) the bounds of the sample, while rows.low and rows.high are relaxed */
     double top;                /* the largest of those that are finite */
     double *unit;              /* (m,) what one unit of relaxation is in each row */
-    double *give;              /* (m,) what each row is relaxed by anyway */
+    double *give;              /* (m,) what each row is relaxed by in any case */
     double relax;              /* the relaxation at which the rows meet, in the user's units */
     double *level;             /* (m,) what each soft row of a RELAXED answer is relaxed by */
     int8_t *tier;              /* (m,) the sides of the rows that determine the levels; of a gradient: their levels, 1, 2, ... */
@@ -181,8 +182,8 @@ typedef struct {
     double *ordinary;          /* (n,) the answer while `strict` looks for another */
     int8_t *kept, *seed;       /* (m,), (max(m, n),) rows set aside */
     int8_t *stood;             /* (m,) the rows of the ordinary answer */
-    int8_t *before;            /* (m,) the equalities whose factors are in the face */
-    int ready;                 /* they are */
+    int ready;                 /* the face has the factors of these equalities: */
+    int8_t *before;            /* (m,) as in rows.equal */
     int lost;                  /* a search on sparse rows has not ended */
     int flat;                  /* y of the last search is the closed form on its face */
     int white;                 /* the sample of a metric in white: the sizes of its numbers mean nothing to the user */

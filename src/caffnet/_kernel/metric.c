@@ -5,9 +5,9 @@
 
      y = g - M^-1 A' (A M^-1 A')^-1 (A g - b),   g = f + w,
 
-   the point of the flat nearest to g in M. The way back, y = L^-T z, costs digits
-   where M is ill-conditioned. So y is refined on its face with residuals of the user's own rows, and they alone judge it;
-   a proof that the set is empty, and `strict`, are theirs too.
+   the point of the flat nearest to g in M. The way back, y = L^-T z, costs digits where M is ill-conditioned. So y is
+   refined on its face with residuals of the user's own rows, and they alone judge it; a proof that the set is empty, and
+   `strict`, are theirs too.
 
    The derivative. On its face [M A'; A 0] [y; lambda] = [M g; b]. The same system with (v, 0) gives (p, q), and
 

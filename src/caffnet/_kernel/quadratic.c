@@ -34,7 +34,7 @@ FN void solve_white(Face *face, double *v, double *u, double *s, Index n) {
 }
 
 /* high + low += x a, entry by entry, with the error of every operation; size += the sizes. */
-FN void gather(double *RESTRICT high, double *RESTRICT low, double *RESTRICT size, double x, const double *RESTRICT a, Index n) {
+FN void add_finely(double *RESTRICT high, double *RESTRICT low, double *RESTRICT size, double x, const double *RESTRICT a, Index n) {
     for (Index j = 0; j < n; j++) {
         double term = x * a[j], rest = fma(x, a[j], -term), sum = high[j] + term, part = sum - high[j];
         low[j] += ((high[j] - (sum - part)) + (term - part)) + rest;
@@ -49,7 +49,7 @@ FN double fine_rest(double b, const double *RESTRICT a, const double *RESTRICT y
     Pair total = {b, 0.0};
     Index j = 0;
     for (; j + 8 <= n; j += 8)
-        for (int c = 0; c < 8; c++) gather(high + c, low + c, size + c, -y[j + c], a + j + c, 1);
+        for (int c = 0; c < 8; c++) add_finely(high + c, low + c, size + c, -y[j + c], a + j + c, 1);
     for (int c = 0; c < 8; c++) total = pair_add(pair_add(total, high[c]), low[c]);
     for (; j < n; j++) total = pair_add_product(total, -a[j], y[j]);
     return total.high + total.low;
@@ -73,12 +73,12 @@ FN void stationarity(const CaffnetBatch *batch, int64_t b, const Work *work, con
         dual->size[j] = fabs(dual->miss[j]);
     }
     for (Index j = 0; metric && j < n; j++) {
-        if (metric->diagonal) gather(dual->miss + j, dual->low + j, dual->size + j, -work->y[j], metric->M + j, 1);
-        else gather(dual->miss, dual->low, dual->size, -work->y[j], metric->M + (size_t)j * (size_t)n, n);
+        if (metric->diagonal) add_finely(dual->miss + j, dual->low + j, dual->size + j, -work->y[j], metric->M + j, 1);
+        else add_finely(dual->miss, dual->low, dual->size, -work->y[j], metric->M + (size_t)j * (size_t)n, n);
     }
     for (Index i = 0; i < rows_of(s); i++)
         if (dual->lambda[i] != 0.0)
-            gather(dual->miss, dual->low, dual->size, -dual->lambda[i], s->A + (size_t)i * (size_t)n, n);
+            add_finely(dual->miss, dual->low, dual->size, -dual->lambda[i], s->A + (size_t)i * (size_t)n, n);
     for (Index j = 0; j < n; j++) dual->miss[j] += dual->low[j];
 }
 

@@ -216,7 +216,7 @@ FN void pull_of_levels(const Work *work, const double *x, double *pull) {
 }
 
 /* Write the coefficients R_cl of row i (see above) into R; 0 if all are zero. */
-FN int says_of_levels(Work *work, Index i, Index side, int count, double *R) {
+FN int level_coefficients(Work *work, Index i, Index side, int count, double *R) {
     Face *face = &work->face;
     double size = 0.0, most = 0.0;
     (void)remainder_of(&work->rows, i, face);
@@ -243,7 +243,7 @@ FN Level share_levels(Work *work, const int8_t *active, const double *y, double 
     pull_of_levels(work, q, tau);
     for (Index i = 0; i < rows_of(s) && level.count < count; i++) { /* rows that are independent of those before */
         Index c = level.count;
-        if (active[i] == 0 || face->held[i] != 0 || !says_of_levels(work, i, active[i], count, R[c])) continue;
+        if (active[i] == 0 || face->held[i] != 0 || !level_coefficients(work, i, active[i], count, R[c])) continue;
         double size = 0.0, most = 0.0;
         for (int l = 0; l < count; l++) {
             left[c][l] = R[c][l];
@@ -290,7 +290,7 @@ FN Level share_levels(Work *work, const int8_t *active, const double *y, double 
     for (Index c = 0; c < level.count; c++) level.s[c] = right[c] / small[c][c];
     for (Index c = 0; c < level.count; c++) {
         double again[LEVELS];
-        (void)says_of_levels(work, level.closing[c], active[level.closing[c]], count, again);
+        (void)level_coefficients(work, level.closing[c], active[level.closing[c]], count, again);
         for (Index j = 0; j < face->k; j++) q[j] += level.s[c] * face->r[j];
         for (int l = 0; l < count; l++) tau[l] -= level.s[c] * R[c][l];
     }
