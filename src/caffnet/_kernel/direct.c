@@ -541,7 +541,9 @@ FN Index chain_search(Work *work, const double *g, double *y) {
                 here = smaller(larger(mean, low[k]), high[begin]);
                 there = smaller(larger(old, low[begin - 1]), high[before]);
             }
-            if (there < here || (there == here && mean >= here && old <= there)) break;
+            /* At one value they stay apart, unless a bound of the other block holds one of them there. */
+            int own_low = mean >= here || from[k] >= begin, own_high = old <= there || until[before] < begin;
+            if (there < here || (there == here && own_low && own_high)) break;
             sum = total[--count] + sum;
             begin = before;
             mean = sum / (double)(k + 1 - begin);
