@@ -16,12 +16,7 @@ FN int decide(const CaffnetBatch *batch, int64_t b, Work *work, CaffnetProof *pr
     work->lost = work->unproven = 0;
     s->direct.family = plain || is_sparse(s) ? family_of(s) : ANY;
     const int8_t *start = batch->start ? batch->start + b * batch->m : NULL;
-    if (search == CAFFNET_PAPER)
-        for (Index j = 0; j < n; j++) batch->choice[b * n + j] = 0;
-    if (loaded == CAFFNET_INVALID) {
-        write_nothing(batch, b, CAFFNET_INVALID);
-        return CAFFNET_INVALID;
-    }
+    if (loaded == CAFFNET_INVALID) return write_nothing(batch, b, CAFFNET_INVALID);
     int inside = check(s, work->f, largest(work->f, n), NULL, 1);
     if (inside != REJECTED) {
         if (!batch->strict) return write_itself(batch, b, inside);
@@ -33,10 +28,7 @@ FN int decide(const CaffnetBatch *batch, int64_t b, Work *work, CaffnetProof *pr
     if (loaded != CONFLICT) state = project(work, search, start);
     int found = state >= 0;
     if (!found && !work->lost) state = approach(work, (int)batch->strict, proof);
-    if (work->lost) {
-        write_nothing(batch, b, CAFFNET_UNDECIDED);
-        return CAFFNET_UNDECIDED;
-    }
+    if (work->lost) return write_nothing(batch, b, CAFFNET_UNDECIDED);
     state = exclude_far_point(batch, b, work, state, size, proof);
     found = found && state != CAFFNET_INFEASIBLE && state != CAFFNET_RELAXED;
     if (found && search == CAFFNET_PAPER && (batch->w || work->norm != 2.0) && try_compromise(batch, b, work))

@@ -329,14 +329,9 @@ EXPORT int64_t NAME(caffnet_solve)(const CaffnetBatch *batch, int64_t first, int
         if (batch->cancel && *batch->cancel) return -1;
         if (identity && clip_sample(batch, b) != REJECTED) continue;
         sound = renew_rows(&work, batch, b, sound);
-        if (!sound) {
-            for (int64_t j = 0; batch->choice && j < batch->n; j++) batch->choice[b * batch->n + j] = 0;
-            write_nothing(batch, b, CAFFNET_INVALID);
-            bad++;
-        } else {
-            int state = decide_sample(batch, b, &work, &metric, &proof);
-            bad += CAFFNET_HAS_NO_ANSWER(state);
-        }
+        if (batch->search == CAFFNET_PAPER) memset(batch->choice + b * batch->n, 0, (size_t)batch->n * sizeof *batch->choice);
+        int state = sound ? decide_sample(batch, b, &work, &metric, &proof) : write_nothing(batch, b, CAFFNET_INVALID);
+        bad += CAFFNET_HAS_NO_ANSWER(state);
     }
     keep(batch, &work, sound, identity, memory);
     return batch->cancel && *batch->cancel ? -1 : bad;

@@ -231,18 +231,12 @@ FN int decide_in_metric(const CaffnetBatch *batch, int64_t b, Work *work, Metric
     if (is_euclidean(batch, b)) return decide(batch, b, work, proof);
     int loaded = load_sample(batch, b, work);
     s->direct.family = ANY;
-    if (loaded == CAFFNET_INVALID || !whiten(batch, b, metric, &work->t, NULL)) {
-        write_nothing(batch, b, CAFFNET_INVALID);
-        return CAFFNET_INVALID;
-    }
+    if (loaded == CAFFNET_INVALID || !whiten(batch, b, metric, &work->t, NULL)) return write_nothing(batch, b, CAFFNET_INVALID);
     /* A feasible f is returned in any metric; `strict` moves it by rounding only. */
     if (check(s, work->f, largest(work->f, n), NULL, 1) != REJECTED) return decide(batch, b, work, proof);
     double size = size_of_sample(work);
     int white = decide_white(metric, proof), state = REJECTED;
-    if (white == CAFFNET_INVALID) { /* beyond the range of numbers */
-        write_nothing(batch, b, CAFFNET_INVALID);
-        return CAFFNET_INVALID;
-    }
+    if (white == CAFFNET_INVALID) return write_nothing(batch, b, CAFFNET_INVALID); /* beyond the range of numbers */
     if (white != CAFFNET_INFEASIBLE && white != CAFFNET_RELAXED) {
         return_from_white(work, metric);
         state = settle_in_metric(work, metric);

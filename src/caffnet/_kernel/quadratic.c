@@ -209,18 +209,12 @@ FN int minimise_linear(const CaffnetBatch *batch, void *multiplier, int64_t b, i
     Index n = outputs_of(s), m = rows_of(s);
     int single = (int)batch->single, state = sound ? load_sample(batch, b, work) : CAFFNET_INVALID;
     for (Index i = 0; i < m; i++) store(multiplier, b * batch->m + i, NAN, single);
-    if (state == CAFFNET_INVALID) {
-        write_nothing(batch, b, state);
-        return state;
-    }
+    if (state == CAFFNET_INVALID) return write_nothing(batch, b, state);
     double top = largest(work->f, n);
     Index far = top > 0.0 && s->shift == 0 ? room_of(work) - exponent_of(top) + 16 : -2000;
     for (Index j = 0; j < n; j++) work->g[j] = work->f[j] = far > -900 && far < 900 ? -times_power(work->f[j], far) : 0.0;
     if (state != CONFLICT) state = project(work, CAFFNET_ACTIVE, batch->start ? batch->start + b * m : NULL);
-    if (state < 0) {
-        state = approach(work, 0, proof);
-        return write_outcome(batch, b, work, state);
-    }
+    if (state < 0) return write_outcome(batch, b, work, approach(work, 0, proof));
     Dual dual = {work->unit, work->ordinary, work->other, work->walk.g, 0};
     int proven = 0;
     for (Index i = 0; i < m; i++) dual.lambda[i] = 0.0;
@@ -232,8 +226,7 @@ FN int minimise_linear(const CaffnetBatch *batch, void *multiplier, int64_t b, i
     }
     for (Index i = 0; i < m && proven; i++)
         store(multiplier, b * batch->m + i, times_power(dual.lambda[i], s->exponent[i]), single);
-    write_answer(batch, b, work, proven ? CAFFNET_PROJECTED : CAFFNET_WITHIN_TOL);
-    return batch->status[b];
+    return write_answer(batch, b, work, proven ? CAFFNET_PROJECTED : CAFFNET_WITHIN_TOL);
 }
 
 /* Minimise over sample b; its status. */
@@ -249,14 +242,8 @@ FN int minimise(const CaffnetBatch *batch, void *multiplier, int64_t b, int soun
         for (Index j = 0; j < n; j++) work->g[j] = work->f[j] = times_power(work->f[j], s->shift);
         state = decide(&metric->batch, 0, &metric->work, proof);
     }
-    if (state == CAFFNET_INVALID) {
-        write_nothing(batch, b, state);
-        return state;
-    }
-    if (state == CAFFNET_INFEASIBLE) {
-        state = approach(work, 0, proof);
-        return write_outcome(batch, b, work, state);
-    }
+    if (state == CAFFNET_INVALID) return write_nothing(batch, b, state);
+    if (state == CAFFNET_INFEASIBLE) return write_outcome(batch, b, work, approach(work, 0, proof));
     build_face(&metric->work, metric->active, metric->work.ready && !metric->work.rows.boxed);
     return_from_white(work, metric);
     Dual dual = {work->unit, work->ordinary, work->other, work->walk.g, 0};

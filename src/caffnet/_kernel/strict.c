@@ -118,8 +118,7 @@ FN int write_relaxed(const CaffnetBatch *batch, int64_t b, Work *work) {
         if (!is_soft(work, i) && work->rows.squared[i] == 0.0 && (work->low[i] > 0.0 || work->high[i] < 0.0))
             state = CAFFNET_WITHIN_TOL;
     if (batch->strict) keep_hard_rows(batch, b, work);
-    write_answer(batch, b, work, state);
-    return state;
+    return write_answer(batch, b, work, state);
 }
 
 /* Write a point whose hard rows hold exactly, if the one in work->y can be moved there by rounding: the soft rows take
@@ -129,27 +128,22 @@ FN int write_on_hard_rows(const CaffnetBatch *batch, int64_t b, Work *work) {
     copy(work->g, work->y, outputs_of(s));
     choose_yielding(work, SOFT_ROWS);
     keep_hard_rows(batch, b, work);
-    int state = !rows_hold(work) && hard_rows_hold(work) ? CAFFNET_RELAXED : CAFFNET_WITHIN_TOL;
-    write_answer(batch, b, work, state);
-    return state;
+    return write_answer(batch, b, work, !rows_hold(work) && hard_rows_hold(work) ? CAFFNET_RELAXED : CAFFNET_WITHIN_TOL);
 }
 
 /* Write the answer under `strict`: moved inside, or the ordinary one. Where no point was found that holds exactly, the
    answer itself is projected once more, as a second call would do it. */
 FN int write_strictly(const CaffnetBatch *batch, int64_t b, Work *work, int search, CaffnetProof *proof) {
     const Rows *s = &work->rows;
-    if (holds_strictly(batch, b, work, search)) {
-        write_answer(batch, b, work, CAFFNET_PROJECTED);
-        return CAFFNET_PROJECTED;
-    }
-    write_answer(batch, b, work, CAFFNET_WITHIN_TOL); /* step_inside has restored it */
+    if (holds_strictly(batch, b, work, search)) return write_answer(batch, b, work, CAFFNET_PROJECTED);
+    (void)write_answer(batch, b, work, CAFFNET_WITHIN_TOL); /* step_inside has restored it */
     if (exactly_empty(work, proof)) {
         if (meaning_of_conflict(work) == CAFFNET_RELAXED) {
             restore_answer(work);
             forget_levels(work);
             return write_relaxed(batch, b, work);
         }
-        if (!batch->nearest) write_nothing(batch, b, CAFFNET_INFEASIBLE);
+        if (!batch->nearest) return write_nothing(batch, b, CAFFNET_INFEASIBLE);
         batch->status[b] = CAFFNET_INFEASIBLE;
         return CAFFNET_INFEASIBLE;
     }
@@ -157,10 +151,8 @@ FN int write_strictly(const CaffnetBatch *batch, int64_t b, Work *work, int sear
     int state = project(work, CAFFNET_ACTIVE, NULL);
     if (state < 0) state = approach(work, 1, proof);
     if (state == CAFFNET_RELAXED) return write_relaxed(batch, b, work);
-    if (state != CAFFNET_INFEASIBLE && holds_strictly(batch, b, work, CAFFNET_ACTIVE)) {
-        write_answer(batch, b, work, CAFFNET_PROJECTED);
-        return CAFFNET_PROJECTED;
-    }
+    if (state != CAFFNET_INFEASIBLE && holds_strictly(batch, b, work, CAFFNET_ACTIVE))
+        return write_answer(batch, b, work, CAFFNET_PROJECTED);
     copy(work->y, work->f, outputs_of(s));
     write_value(batch, b, work);
     return work->soft ? write_on_hard_rows(batch, b, work) : CAFFNET_WITHIN_TOL;
