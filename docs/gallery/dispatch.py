@@ -169,7 +169,9 @@ figure.tight_layout()
 # ## What to watch for
 #
 # - A bound of shape `(B,)` needs an axis for the rows; here all bounds are `(B, 15)`.
-# - Prices jump where a line reaches its limit. At such a kink any price between the two is right, and you get one of
-# them. - With linear costs the metric is not positive definite. Project a point far along `-c` instead, as in   [the
-# yardsticks](../yardsticks.md). - A load that no plan can serve raises `InfeasibleError` and names the lines in
-# conflict:   [Empty sets](../guides/infeasible.md).
+# - Prices bend where a line reaches its limit. With linear costs they would jump there, and any price between the two
+#   is right.
+# - With linear costs the metric is not positive definite. Project a point far along `-c` instead, as in
+#   [the yardsticks](../yardsticks.md), or call `solve_qp`: [Programs and prices](../guides/programs.md).
+# - A load that no plan can serve raises `InfeasibleError` and names the lines in conflict:
+#   [Empty sets](../guides/infeasible.md).

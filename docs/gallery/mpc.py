@@ -167,7 +167,9 @@ figure.tight_layout()
 # ## What to watch for
 #
 # - Rows for one step keep the limits for one step. For a limit on *position*, braking must be possible too: use a
-# barrier   of relative degree two, or an invariant set. - Imitate the expert in the states that it visits: the states
-# here are random. For a narrow task collect them along its   paths. - Only Linear, ReLU, SiLU, Tanh and BatchNorm1d are
-# written in C. For any other network export the layer alone. - `robot_data.h` states the worst case of a step; use it,
-# not the mean, for a hard deadline.   [Deployment](../guides/deployment.md) has the rest.
+#   barrier of relative degree two, or an invariant set.
+# - Imitate the expert in the states that it visits: the states here are random. For a narrow task collect them along
+#   its paths.
+# - Only Linear, ReLU, SiLU, Tanh and BatchNorm1d are written in C. For any other network export the layer alone.
+# - `robot_data.h` states the worst case of a step; use it, not the mean, for a hard deadline.
+#   [Deployment](../guides/deployment.md) has the rest.

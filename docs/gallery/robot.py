@@ -215,6 +215,8 @@ figure.tight_layout()
 # - The guarantee is for inputs that change at every instant. While an input is held for `dt`, `h` may fall by a
 #   second-order term; keep `slope · dt` below 1 (here 0.3 and 0.6), or pass a `reserve`.
 # - A filter alone can get stuck where the straight way to the goal leads into an obstacle: it does not plan a way
-# around. - Leave `null` out in closed loop: jumps of `w` become jumps of the path. - With forces instead of velocities
-# a position has relative degree two: `HighOrder`, in   [Safe control](../guides/control.md), which says more about
-# reinforcement learning too: which action is stored, and   why random warm-up needs `SafeActions`.
+#   around.
+# - Leave `null` out in closed loop: jumps of `w` become jumps of the path.
+# - With forces instead of velocities a position has relative degree two: use `HighOrder`, in
+#   [Safe control](../guides/control.md). That guide also says which action is stored in reinforcement learning, and
+#   why random warm-up needs `SafeActions`.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -46,6 +47,14 @@ def test_the_record_is_that_of_the_script(name: str):
     assert figures and all((path.parent / "figures" / figure).is_file() for figure in figures)
     page = cells.render(path)
     assert page.startswith("# ") and "## What to watch for" in page and "**The problem.**" in page
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_text_keeps_its_lines(name: str):
+    """An editor that fills paragraphs joins the items of a list, and leaves their indents between words."""
+    for cell in cells.read_cells(ROOT / "docs" / "gallery" / f"{name}.py"):
+        joined = re.findall(r"[.:;!?)`*] +[-*] .*", cell.text) + re.findall(r"\S {2,}\S.*", cell.text)
+        assert not joined, f"{name}: one line for each item: {joined}"
 
 
 def test_the_gallery_has_every_script():
