@@ -60,7 +60,7 @@ with torch.no_grad():
 
 
 def laws(u):
-    mass = AffineSet.equality(torch.ones(1, cells), u.sum(-1, keepdim=True), names=["mass"])
+    mass = AffineSet.equality(u.new_ones(1, cells), u.sum(-1, keepdim=True), names=["mass"])
     top = u.amax(-1, keepdim=True).clamp_min(0)
     return mass & AffineSet.box(torch.zeros_like(u), top.expand_as(u))
 
@@ -125,9 +125,9 @@ for name, path in paths.items():
     left.semilogy(100 * off.clamp_min(1e-9), label=name)
 left.set(xlabel="step", ylabel="mass off by (%)", title="worst of 50 starts")
 left.legend()
-right.plot(test[-1, 0], "k--", lw=1, label="truth")
 for name, path in paths.items():
     right.plot(path[-1, 0], label=name)
+right.plot(test[-1, 0], "k--", lw=1, label="truth")
 top = float(test[-1, 0].max())
 right.set(xlabel="cell", title=f"one start after {len(test) - 1} steps", ylim=(-top, 3 * top))
 right.legend()

@@ -155,7 +155,8 @@ assert quick or gaps["network through the layer"].mean() < 1.0
 scales = torch.linspace(0.6, 1.4, 60).unsqueeze(-1)
 growing = scales * torch.tensor([0.6, 0.4, 0.9, 0.5, 1.0, 0.3])
 figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4))
-left.plot(scales, prices(growing))
+left.plot(scales, prices(growing), label=[f"bus {i}" for i in range(6)])
+left.legend(fontsize=8)
 left.set(xlabel="load, as a share of a usual day", ylabel="price at each bus", title="one price until a line is full")
 for name in list(plans)[:2]:
     flow = ((plans[name] - test) @ F.T / limit).abs().amax(-1)

@@ -9,7 +9,7 @@ from caffnet import AffineSet, CAffNet, FeedForward, Status
 
 def limits(x):
     """The outputs add up to the first input, and none is negative."""
-    return AffineSet.equality(torch.ones(1, 3), x[..., :1], names=["total"]) & AffineSet.box(0.0, None, dim=3)
+    return AffineSet.equality([[1.0, 1.0, 1.0]], x[..., :1], names=["total"]) & AffineSet.box(0.0, None, dim=3)
 
 
 class Allocation(lightning.LightningModule):

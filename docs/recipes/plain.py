@@ -10,7 +10,7 @@ from caffnet import AffineSet, CAffNet, FeedForward
 
 def limits(x):
     """Shares of three uses add up to the first input, and none exceeds the second."""
-    total = AffineSet.equality(torch.ones(1, 3), x[..., :1], names=["total"])
+    total = AffineSet.equality([[1.0, 1.0, 1.0]], x[..., :1], names=["total"])
     return total & AffineSet.box(0.0, x[..., 1:2].expand(*x.shape[:-1], 3), names=["a", "b", "c"])
 
 
