@@ -1,4 +1,7 @@
-"""Save and load as model hubs do: `model.safetensors` with the weights and the set, `config.json` with the rest."""
+"""Save and load as model hubs do: `model.safetensors` with the weights and the set, `config.json` with the rest.
+
+``python docs/recipes/hub.py [FOLDER]``
+"""
 
 import sys
 
@@ -35,7 +38,7 @@ class Allocator(CAffNet, PyTorchModelHubMixin):
         super().__init__(FeedForward(n_in, limits.n, hidden=hidden), limits, gradient="tangent")
 
 
-def main(folder: str) -> None:
+def main(folder: str = "allocator") -> None:
     model = Allocator(
         n_in=4,
         rows=[[1.0, 1.0, 1.0], [1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]],
@@ -54,4 +57,4 @@ def main(folder: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -1,4 +1,7 @@
-"""A Lightning module: the model, its loss, and what is worth logging about the layer."""
+"""A Lightning module: the model, its loss, and what is worth logging about the layer.
+
+``python docs/recipes/lightning_module.py``; Lightning writes its checkpoints into the folder ``checkpoints``.
+"""
 
 import lightning
 import torch

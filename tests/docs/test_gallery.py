@@ -60,7 +60,7 @@ def test_the_text_keeps_its_lines(name: str):
 def test_the_gallery_has_every_script():
     index, site = (ROOT / "docs" / "gallery" / "index.md").read_text(), (ROOT / "mkdocs.yml").read_text()
     for name in NAMES:
-        assert f"({name}.md)" in index and f"gallery/{name}.md" in site
+        assert f"({name}.py)" in index and f"gallery/{name}.md" in site
     shown = {path.name for path in (ROOT / "docs" / "gallery" / "figures").glob("*")}
     kept = {
         f for name in NAMES for o in cells.read_record(cells.GALLERY / f"{name}.py")["outputs"] for f in o["figures"]
@@ -81,3 +81,13 @@ def test_cells_are_text_and_code(tmp_path: Path):
     assert cells.source_hash(script) == before  # text does not count
     script.write_text(script.read_text().replace("len", "str"))
     assert cells.source_hash(script) != before
+
+
+def test_links_of_scripts_lead_to_their_pages():
+    """In the sources they lead to the scripts, which exist there; other files stay as they are."""
+    pages = pytest.importorskip("pages")
+    source = "[a](../gallery/repair.py), [b](../gallery/repair.py#data), [c](../recipes/plain.py), `x](repair.py`"
+    led = "[a](../gallery/repair.md), [b](../gallery/repair.md#data), [c](../recipes/plain.py), `x](repair.py`"
+    assert pages.link_pages(source, "guides") == led
+    assert pages.link_pages("[a](repair.py)", "gallery") == "[a](repair.md)"
+    assert pages.link_pages("[a](repair.py)", "recipes") == "[a](repair.py)"
