@@ -43,6 +43,8 @@ async function drag(page, name, dx, dy) {
 
 const page = await open({ width: 1100, height: 800 });
 shown.views = [await read(page)];
+await page.check("#with-w");
+shown.views.push(await read(page));
 for (const [name, dx, dy] of [["f", -150, 90], ["w", 60, 80], ["row 1", -40, 30], ["normal of row 2", 30, -60], ["f", 40, 40]]) {
   await drag(page, name, dx, dy);
   shown.views.push(await read(page));

@@ -71,6 +71,7 @@ def test_the_numbers_are_those_of_python(shown: dict):
         assert (view["certificate"] != "") == (view["status"] == "INFEASIBLE")
         assert view["cone"] == (view["status"] == "PROJECTED")
     assert {"PROJECTED", "INFEASIBLE"} <= seen
+    assert shown["views"][0]["w"] is None and shown["views"][1]["w"] is not None  # w is off until it is asked for
     assert sum(view["metric"] is not None for view in shown["views"]) == 3
     assert len({tuple(view["f"]) for view in shown["views"]}) >= 3  # the drags moved it
     assert "reads 0 ≤ -" in shown["views"][-1]["certificate"]
