@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -137,6 +139,27 @@ def test_the_page_names_what_is_missing():
     assert "| qpth | not installed: qpth | opt |" in page
     assert "| opt | caffnet | 200 | 0.2 | 2e+03 | 0.5 | 0 | 1e-15 |  | 3 |" in page
     assert "![growth.png](growth.png)" in page
+
+
+def test_figures_come_first_and_long_tables_are_folded():
+    records = invented()
+    page = report.to_markdown({"cores": 2}, FACTS, records, claims.judge(FACTS, records), ["growth.png"])
+    start, end = page.index('<details markdown="1">\n<summary>Every measurement: '), page.index("\n\n</details>\n\n")
+    assert page.index("![growth.png]") < page.index("## What the layer must show") < page.index("## Measured") < start
+    lines = page[start:end].splitlines()
+    assert lines[2] == "" and lines[3].startswith("| task |")  # the empty line: what follows is Markdown
+    assert lines[1] == f"<summary>Every measurement: {len(lines) - 5} lines</summary>"
+    assert page.count("<details") == page.count("</details>") == 2 and "<summary>Who, and why: 1 line</summary>" in page
+
+
+def test_the_stored_page_is_in_the_form_of_the_report():
+    """docs/benchmark.md is a page that was written once; a change of the form is made there too."""
+    page = (Path(__file__).parents[2] / "docs" / "benchmark.md").read_text()
+    for count, table in re.findall(r"<summary>.*?: (\d+) lines</summary>\n\n(.*?)\n\n</details>", page, re.DOTALL):
+        assert len(table.splitlines()) - 2 == int(count)
+    titles = ["What the layer must show", "Measured", "Not measured", "Conditions"]
+    assert re.findall(r"^## (.*)", page, re.MULTILINE) == titles and page.count("<details") == 2
+    assert page.index("![ratios.png]") < page.index("## What")
 
 
 def test_a_busy_machine_is_told():

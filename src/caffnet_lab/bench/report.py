@@ -112,20 +112,20 @@ def to_markdown(
 ) -> str:
     """The page that a person reads."""
     parts = ["# Benchmark", "", markdown(_sentence(conditions)), ""]
-    parts += ["## What the layer must show", "", *_grid(CLAIM_HEADER, claim_rows(claims)), ""]
     parts += [f"![{name}]({name})" for name in figures] + [""] * bool(figures)
+    parts += ["## What the layer must show", "", *_grid(CLAIM_HEADER, claim_rows(claims)), ""]
     parts += [
         "## Measured",
         "",
         f"Medians; distance and gradient are the largest error of an entry. {noise(records)}",
         "",
     ]
-    parts += [*_grid(RECORD_HEADER, record_rows(facts, records)), ""]
+    parts += [*_folded("Every measurement", RECORD_HEADER, record_rows(facts, records)), ""]
     took_part = [CONTESTANTS[name] for name in CONTESTANTS if any(r.contestant == name for r in records if r.forward)]
     parts += [*_grid(("contestant", "how it is called"), [(c.name, c.note) for c in took_part]), ""]
     missing = absent(records)
     if missing:
-        parts += ["## Not measured", "", *_grid(("contestant", "why", "tasks"), missing), ""]
+        parts += ["## Not measured", "", *_folded("Who, and why", ("contestant", "why", "tasks"), missing), ""]
     parts += ["## Conditions", "", *code_block(json.dumps(conditions, indent=1).splitlines(), "json"), ""]
     return "\n".join(parts)
 
@@ -198,6 +198,12 @@ def _sentence(conditions: dict[str, Any]) -> str:
 def _grid(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     lines = [header, ["---"] * len(header), *rows]
     return [markdown_row([markdown(cell) for cell in line]) for line in lines]
+
+
+def _folded(summary: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """A long table behind a line to click on, which GitHub and the site understand; empty lines make it Markdown."""
+    summary = f"{summary}: {len(rows)} {'line' if len(rows) == 1 else 'lines'}"
+    return ['<details markdown="1">', f"<summary>{summary}</summary>", "", *_grid(header, rows), "", "</details>"]
 
 
 def _finite(value: Any) -> Any:
