@@ -72,6 +72,7 @@ def source_hash(path: Path) -> str:
 def run(path: Path, figures: Path, quick: bool) -> dict[str, Any]:
     """Run a script cell by cell; what each printed and drew, and the seconds of processor time."""
     import matplotlib
+    import torch
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
@@ -79,6 +80,7 @@ def run(path: Path, figures: Path, quick: bool) -> dict[str, Any]:
     namespace: dict[str, Any] = {"__name__": "__main__", "__file__": str(path)}
     outputs: list[dict[str, Any]] = []
     before, sys.argv = sys.argv, [str(path), *(["--quick"] if quick else [])]
+    usual = torch.get_default_dtype()  # a script may set another; the next one must not get it
     start, drawn = time.process_time(), 0
     try:
         for cell in read_cells(path):
@@ -96,6 +98,7 @@ def run(path: Path, figures: Path, quick: bool) -> dict[str, Any]:
             outputs.append({"printed": printed.getvalue().rstrip(), "figures": names})
     finally:
         sys.argv = before
+        torch.set_default_dtype(usual)
         plt.close("all")
     seconds = round(time.process_time() - start, 1)
     return {"source": source_hash(path), "quick": quick, "seconds": seconds, "outputs": outputs}

@@ -20,7 +20,6 @@ sys.path.insert(0, str(Path(__file__).parent))  # hooks are not a package
 
 import cells
 
-
 _SCRIPT = re.compile(r"\]\(([\w./-]+)\.py(?=[)#])")
 
 

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "docs" / "tools"))
@@ -81,6 +82,15 @@ def test_cells_are_text_and_code(tmp_path: Path):
     assert cells.source_hash(script) == before  # text does not count
     script.write_text(script.read_text().replace("len", "str"))
     assert cells.source_hash(script) != before
+
+
+def test_a_script_leaves_the_number_type_as_it_was(tmp_path: Path):
+    script = tmp_path / "example.py"
+    code = "import torch\n\ntorch.set_default_dtype(torch.float16)\nprint(torch.ones(1).dtype)\n"
+    script.write_text(f'"""# Title"""\n\n{code}')
+    usual = torch.get_default_dtype()
+    assert cells.run(script, tmp_path, quick=True)["outputs"][-1]["printed"] == "torch.float16"
+    assert torch.get_default_dtype() == usual
 
 
 def test_links_of_scripts_lead_to_their_pages():
