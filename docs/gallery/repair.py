@@ -128,7 +128,7 @@ figure.tight_layout()
 # ## What to watch for
 #
 # - **Use `search="active"` for repair.** In the paper's map a large `w` makes a candidate lose against a vertex that
-#   is nearer to `f`.
+#   is nearer to `f`. Here these plans lose more than the projection alone.
 # - `w` acts only where `f` is infeasible. A plan that fits is never touched, even if a better one exists.
 # - Where `f` leaves the set the output jumps by the size of `w`. If that matters, pass `null_limit`.
 # - If `f` may be trained as well, do that instead and leave `null` out: [Train well](../guides/training.md).
