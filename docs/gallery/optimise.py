@@ -112,7 +112,7 @@ figure.tight_layout()
 # %%
 # ## What to watch for
 #
-# - A cost below the optimum is not a success: such an answer breaks rows. Always look at both columns.
+# - A cost below the optimum is not a success: such an answer breaks rows. Look at the gap and at the broken rows.
 # - If the cost is convex and quadratic, do not train: one projection in its metric is the optimum.
 # - `gradient="tangent"` matters here: at the optimum many rows are active, and with the exact gradient an answer never
 #   leaves them again.
