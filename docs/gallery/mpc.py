@@ -149,6 +149,21 @@ with tempfile.TemporaryDirectory() as folder:
 print(f"the expert takes {1e6 * expert_time:.0f} µs a plan, in a batch")
 
 # %%
+figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4))
+for name, (path, _) in results.items():
+    left.plot(*path[:, 0, :2].T, label=name)
+left.set(xlabel="x", ylabel="y", title="one path")
+left.legend()
+octagon = torch.cat([sides, sides[:1]]) / torch.cos(torch.tensor(torch.pi / 8))
+turn = torch.tensor(torch.pi / 8)
+right.plot(*(octagon @ torch.tensor([[turn.cos(), turn.sin()], [-turn.sin(), turn.cos()]])).T, "k-", lw=0.8)
+for i, control in enumerate((clipped, policy), 1):
+    right.plot(*control(begin).detach().T, ".", ms=3, color=f"C{i}", label=list(results)[i])
+right.set(title="forces, and what is allowed", aspect="equal")
+right.legend(fontsize=8)
+figure.tight_layout()
+
+# %%
 # ## States that already break a limit
 #
 # A gust can push the mass beyond its top speed. At 1.5 no force of the octagon slows it down to 1 in one step: the set
@@ -172,21 +187,6 @@ for _ in range(4):
     print(f"speed {x[0, 2]:.2f}: force ({u:+.3f}, {v:+.3f}), {status}")
     x = move(x, answer.value)
 assert quick or x[0, 2] <= top + 1e-9
-
-# %%
-figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4))
-for name, (path, _) in results.items():
-    left.plot(*path[:, 0, :2].T, label=name)
-left.set(xlabel="x", ylabel="y", title="one path")
-left.legend()
-octagon = torch.cat([sides, sides[:1]]) / torch.cos(torch.tensor(torch.pi / 8))
-turn = torch.tensor(torch.pi / 8)
-right.plot(*(octagon @ torch.tensor([[turn.cos(), turn.sin()], [-turn.sin(), turn.cos()]])).T, "k-", lw=0.8)
-for i, control in enumerate((clipped, policy), 1):
-    right.plot(*control(begin).detach().T, ".", ms=3, color=f"C{i}", label=list(results)[i])
-right.set(title="forces, and what is allowed", aspect="equal")
-right.legend(fontsize=8)
-figure.tight_layout()
 
 # %%
 # ## What to watch for
