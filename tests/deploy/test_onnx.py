@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import random
 from pathlib import Path
 
@@ -366,6 +367,12 @@ def test_what_plain_operators_cannot_keep_is_refused(options: dict, error: type,
     with pytest.raises(error, match=message):
         to_onnx(case("fixed", **options), tmp_path / "net.onnx", operators="plain")
     assert not (tmp_path / "net.onnx").exists()
+
+
+def test_an_export_with_plain_operators_is_quiet(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    """The exporter evaluates what is known of a graph, and reports what it cannot."""
+    to_onnx(CAffNet(FeedForward(2, 2), wedge, on_infeasible="nan"), tmp_path / "net.onnx", operators="plain")
+    assert not [record.message for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 def test_unknown_operators_are_refused(tmp_path: Path):

@@ -287,7 +287,7 @@ def _box_limits(rows: _Rows) -> tuple[Tensor, Tensor]:
     size = rows.A.abs()
     top, column = size.max(-1)
     plain = (top == 1) & ((size != 0).sum(-1) == 1)
-    sign = rows.A.gather(-1, column.unsqueeze(-1)).squeeze(-1)
+    sign = rows.A.sum(-1)  # of a plain row: of its one entry
     lower = torch.where(sign > 0, rows.lower, -rows.upper)
     upper = torch.where(sign > 0, rows.upper, -rows.lower)
     column = column.expand(samples, m)
