@@ -18,7 +18,10 @@ from caffnet.control import (
     HighOrder,
     InsideBox,
     InsidePolytope,
+    LyapunovConstraint,
+    Moving,
     OutsideCircles,
+    Quadratic,
     SafetyFilter,
     Stack,
     Unicycle,
@@ -374,6 +377,39 @@ def column(x):
             lambda: BarrierConstraint(Unicycle(), CIRCLES, inputs=AffineSet.box(0.0, 1.0, dim=3)),
             r"inputs must be one set in R\^2",
         ),
+        (
+            lambda: BarrierConstraint(Unicycle(), CIRCLES, inputs=(-1.0, 1.0)),
+            r"inputs must be an AffineSet, got tuple: write AffineSet.box\(-1.0, 1.0, dim=2\)",
+        ),
+        (
+            lambda: SafetyFilter(lambda x: torch.zeros(2), BarrierConstraint(Unicycle(), CIRCLES))(np.zeros(3)),
+            r"x must be a tensor, got ndarray: write torch.as_tensor\(x\)",
+        ),
+        (
+            lambda: SafetyFilter(BarrierConstraint(Unicycle(), CIRCLES), lambda x: torch.zeros(2)),
+            r"policy must be a function x -> u, got BarrierConstraint: the order is SafetyFilter\(policy, constraint\)",
+        ),
+        (
+            lambda: SafetyFilter(torch.zeros(2), BarrierConstraint(Unicycle(), CIRCLES)),
+            "policy must be a function x -> u, got Tensor: the order is",
+        ),
+        (
+            lambda: SafetyFilter(lambda x: LIMITS, lambda x: torch.zeros(2))(torch.zeros(2)),
+            "policy must be a function x -> u, got x -> AffineSet: the order is",
+        ),
+        (
+            lambda: ControlAffine(2, 2, None, torch.eye(2)),
+            r"actuation must be a function x -> \(..., n_x, n_u\), got Tensor: write lambda x: actuation",
+        ),
+        (lambda: ControlAffine(2, 2, None, None), r"actuation must be a function .* got NoneType"),
+        (
+            lambda: ControlAffine(2, 1, torch.zeros(2), column),
+            r"drift must be a function x -> \(..., n_x\), got Tensor: write lambda x: drift.expand_as\(x\)",
+        ),
+        (
+            lambda: ControlAffine(2, 1, lambda x: x, column, torch.eye(2)),
+            r"drift_jacobian must be a function x -> \(..., n_x, n_x\), got Tensor",
+        ),
         (lambda: HighOrder(CIRCLES, Unicycle()), "Unicycle has no drift"),
         (lambda: linear(-1.0), "slope must be positive"),
         (lambda: linear(math.inf), "slope must be positive and finite"),
@@ -427,6 +463,50 @@ def column(x):
 def test_bad_input_is_refused(act, message):
     with pytest.raises(ConstraintError, match=message):
         act()
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_drift_of_another_size_is_refused_when_a_constraint_is_built(size):
+    system = ControlAffine(2, 1, lambda x: x.new_zeros(*x.shape[:-1], size), column)
+    speed = InsideBox([-math.inf, -1.0], [math.inf, 1.0])
+    message = rf"drift must give the shape of x, \(64, 2\), got \(64, {size}\)"
+    for build in (
+        lambda: BarrierConstraint(system, speed),
+        lambda: BarrierConstraint(system, Moving(speed, [0.0, 0.0])),
+        lambda: LyapunovConstraint(system, Quadratic(torch.eye(2))),
+    ):
+        with pytest.raises(ConstraintError, match=message):
+            build()
+    BarrierConstraint(system, speed, samples=torch.empty(0, 2))  # nothing is looked at
+
+
+def test_a_drift_that_takes_single_states_only_is_kept():
+    def drift(x):
+        return torch.stack([x[1] * float(x[0]), x[0]])  # fails for a batch
+
+    safe = BarrierConstraint(ControlAffine(2, 1, drift, column), InsideBox([-math.inf, -1.0], [math.inf, 1.0]))
+    assert safe(torch.tensor([2.0, 0.5])).upper.tolist() == pytest.approx([0.5 - 2.0, 1.5 + 2.0])
+
+
+def test_objects_print_what_they_are_made_of():
+    mass = DoubleIntegrator(1)
+    wall = HighOrder(WALL, mass)
+    assert repr(Unicycle()) == "Unicycle(3 states, 2 inputs)"
+    assert repr(wall) == "HighOrder(InsideBox(x0 <= 1), DoubleIntegrator(2 states, 1 input))"
+    safe = BarrierConstraint(mass, wall, inputs=AffineSet.box(-1.0, 1.0, dim=1))
+    assert (
+        repr(safe) == f"BarrierConstraint(DoubleIntegrator(2 states, 1 input), {wall}, inputs=AffineSet(1 row in R^1))"
+    )
+    assert repr(BarrierConstraint(Unicycle(), CIRCLES)) == (
+        "BarrierConstraint(Unicycle(3 states, 2 inputs), OutsideCircles(circle 0, circle 1))"
+    )
+    goal = LyapunovConstraint(Unicycle(), lambda x: x.square().sum())
+    assert repr(goal) == "LyapunovConstraint(Unicycle(3 states, 2 inputs), FunctionBarrier(V))"
+    assert repr(FunctionBarrier(lambda x: x)) == "FunctionBarrier(unnamed)"
+    many = OutsideCircles(torch.zeros(6, 2), [1.0] * 6)
+    assert repr(many) == "OutsideCircles(circle 0, circle 1, circle 2, circle 3, and 2 more)"
+    moving = HighOrder(Moving(WALL, [1.0, 0.0]), mass)
+    assert repr(moving).endswith("DoubleIntegrator(2 states, 1 input))")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from caffnet import tolerance
 from caffnet.control.barriers.base import Barrier
-from caffnet.control.systems.base import ControlAffine, check_states
+from caffnet.control.systems.base import ControlAffine, check_states, wrong_drift
 from caffnet.errors import ConstraintError
 
 T = TypeVar("T")
@@ -45,6 +45,24 @@ def check_not_reached(barrier: Barrier, system: ControlAffine, samples: Tensor |
         f"The input reaches {_told(barrier, hit)} directly (L_g h is not 0), so HighOrder would not keep it: leave it "
         "as it is, beside the others, as in Stack(HighOrder(position, system), speed)."
     )
+
+
+def check_drift(system: ControlAffine, samples: Tensor | None) -> None:
+    """Refuse a drift of another size than the state, at the states of the other checks.
+
+    One that fails at these states is left to its first call: it may be on another device, or take single states only.
+    """
+    if system.drift is None:
+        return
+    for x in _states(system, samples):
+        try:
+            with torch.no_grad():
+                moved = system.drift(x)
+                size = moved.shape[-1:]
+        except Exception:  # in the function of the user
+            continue
+        if size != x.shape[-1:]:
+            raise wrong_drift(moved, x)
 
 
 def check_same_system(raised: ControlAffine, system: ControlAffine, samples: Tensor | None) -> None:

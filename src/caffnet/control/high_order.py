@@ -62,6 +62,9 @@ class HighOrder(Barrier):
         self.class_k, self.names, self.moving = as_class_k(class_k), barrier.names, barrier.moving
         check_not_reached(self.barrier, self.system, samples)
 
+    def __repr__(self) -> str:
+        return f"HighOrder({self.barrier}, {self.system})"
+
     def __call__(self, x: Tensor) -> Tensor:
         """``L_f h + α(h)``, ``(..., k)``."""
         value, gradient = self.barrier.evaluate(x)

@@ -55,6 +55,9 @@ class LyapunovConstraint:
         self._falling = BarrierConstraint(system, _Negative(self.function), class_k, samples=samples)
         self.weight = weight if isinstance(weight, Tensor) else constant("weight", weight)
 
+    def __repr__(self) -> str:
+        return f"LyapunovConstraint({self._falling.system}, {self.function})"
+
     def __call__(self, x: Tensor | Sequence[Tensor], t: Tensor | float | None = None) -> AffineSet:
         """The set at the states x ``(..., n_x)`` and, if V moves, the time t ``(...)``."""
         rows = self._falling(x, t)

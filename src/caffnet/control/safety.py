@@ -26,9 +26,9 @@ from caffnet.constraints import HARD, SOFT_IF_NEAREST, UPPER, AffineSet, ArrayLi
 from caffnet.control.barriers.base import Barrier, as_barrier, with_time
 from caffnet.control.barriers.shapes import constant
 from caffnet.control.class_k import ClassK, as_class_k
-from caffnet.control.degree import check_reached, check_same_system, reach
+from caffnet.control.degree import check_drift, check_reached, check_same_system, reach
 from caffnet.control.high_order import HighOrder
-from caffnet.control.systems.base import ControlAffine, InTime, check_states, check_system
+from caffnet.control.systems.base import ControlAffine, InTime, check_states, check_system, check_tensor
 from caffnet.errors import ConstraintError, InfeasibleError
 from caffnet.layer import CAffine
 from caffnet.projection import Projection
@@ -83,6 +83,11 @@ class BarrierConstraint:
         samples: Tensor | None = None,
     ):
         check_system(system, "BarrierConstraint(system, barrier)")
+        if inputs is not None and not isinstance(inputs, AffineSet):
+            raise ConstraintError(
+                f"inputs must be an AffineSet, got {type(inputs).__name__}: "
+                f"write AffineSet.box(-1.0, 1.0, dim={system.n_u})."
+            )
         if inputs is not None and (inputs.n != system.n_u or inputs.A.ndim != 2):
             raise ConstraintError(f"inputs must be one set in R^{system.n_u} without batch axes, got {inputs}.")
         if not 0 <= margin < math.inf:
@@ -95,11 +100,17 @@ class BarrierConstraint:
         self._system = InTime(system) if barrier.moving else system
         self._same: dict[tuple[torch.dtype, torch.device, torch.Size], _Same] = {}
         check_reached(self.barrier, self._system, samples)
+        places = None if samples is None else samples[..., : system.n_x]
+        check_drift(system, places)
         for raised in _raised(self.barrier):
             plain = raised.system.system if isinstance(raised.system, InTime) else raised.system
-            check_same_system(plain, system, None if samples is None else samples[..., : system.n_x])
+            check_same_system(plain, system, places)
         if self.disturbance is not None:
             check_undisturbed(self.barrier, self.disturbance, samples)
+
+    def __repr__(self) -> str:
+        limits = "" if self.inputs is None else f", inputs={self.inputs}"
+        return f"BarrierConstraint({self.system}, {self.barrier}{limits})"
 
     def __call__(self, x: Tensor | Sequence[Tensor], t: Tensor | float | None = None) -> AffineSet:
         """The set at the states x ``(..., n_x)`` and, if the barrier moves, the time t ``(...)``."""
@@ -207,6 +218,8 @@ class SafetyFilter(nn.Module):
         **options: Any,
     ):
         super().__init__()
+        if not callable(policy) or isinstance(policy, BarrierConstraint):
+            raise _no_policy(type(policy).__name__)
         self.policy, self.timed = policy, timed
         self.layer = CAffine(constraint, **options)
 
@@ -225,14 +238,23 @@ class SafetyFilter(nn.Module):
             self.policy.reset()  # type: ignore[attr-defined]
 
     def _wanted(self, x: Tensor, t: Tensor | float | None) -> Tensor:
-        wanted = torch.as_tensor(self.policy(x, t) if self.timed else self.policy(x))
-        return wanted.to(x.device, torch.float32 if x.dtype in _HALF else x.dtype)
+        check_tensor("x", x)
+        wanted = self.policy(x, t) if self.timed else self.policy(x)
+        if isinstance(wanted, AffineSet):
+            raise _no_policy("x -> AffineSet")
+        return torch.as_tensor(wanted).to(x.device, torch.float32 if x.dtype in _HALF else x.dtype)
 
     def _filter(self, wanted: Tensor, x: Tensor, t: Tensor | float | None) -> Projection:
         try:
             return self.layer.project(wanted, x=x if t is None else (x, t))
         except InfeasibleError as error:
             raise explain(error) from None
+
+
+def _no_policy(got: str) -> ConstraintError:
+    return ConstraintError(
+        f"policy must be a function x -> u, got {got}: the order is SafetyFilter(policy, constraint)."
+    )
 
 
 def before_limits(rows: AffineSet) -> AffineSet:

@@ -37,6 +37,10 @@ def with_time(x: Tensor, t: Tensor | float) -> Tensor:
     return torch.cat([x, column], -1)
 
 
+#: Names of functions that `repr` shows.
+_SHOWN = 4
+
+
 class GradientExportError(ConstraintError):
     """torch.export met a barrier whose gradient comes from automatic differentiation."""
 
@@ -48,6 +52,11 @@ class Barrier:
     names: tuple[str, ...] | None = None
     #: True if h depends on time, which is then the last entry of the states.
     moving: bool = False
+
+    def __repr__(self) -> str:
+        names = self.names or ("unnamed",)
+        more = f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+        return f"{type(self).__name__}({', '.join(names[:_SHOWN])}{more})"
 
     def __call__(self, x: Tensor) -> Tensor:
         """``h(x)``, ``(..., k)``, from states ``(..., n_x)``."""

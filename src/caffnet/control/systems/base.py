@@ -42,8 +42,21 @@ class ControlAffine:
         actuation: Callable[[Tensor], Tensor],
         drift_jacobian: Callable[[Tensor], Tensor] | None = None,
     ):
+        for name, given, shape, constant in (
+            ("drift", drift, "n_x", "drift.expand_as(x)"),
+            ("actuation", actuation, "n_x, n_u", "actuation"),
+            ("drift_jacobian", drift_jacobian, "n_x, n_x", "drift_jacobian"),
+        ):
+            if not callable(given) and (given is not None or name == "actuation"):
+                raise ConstraintError(
+                    f"{name} must be a function x -> (..., {shape}), got {type(given).__name__}: "
+                    f"write lambda x: {constant}."
+                )
         self.n_x, self.n_u = n_x, n_u
         self.drift, self.actuation, self.drift_jacobian = drift, actuation, drift_jacobian
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({counted(self.n_x, 'state')}, {counted(self.n_u, 'input')})"
 
     def velocity(self, x: Tensor, u: Tensor) -> Tensor:
         """``dx/dt`` at x ``(..., n_x)`` under u ``(..., n_u)``."""
@@ -61,7 +74,7 @@ class ControlAffine:
             return torch.zeros_like(x)
         moved = self.drift(x)
         if moved.shape != x.shape:  # any other shape would broadcast, over states or over samples
-            raise ConstraintError(f"drift must give the shape of x, {tuple(x.shape)}, got {tuple(moved.shape)}.")
+            raise wrong_drift(moved, x)
         return moved.to(x)
 
     def along_drift(self, gradient: Tensor, x: Tensor) -> Tensor | None:
@@ -129,10 +142,25 @@ def check_states(name: str, value: Tensor, size: int) -> None:
 
 def check_vectors(name: str, value: Tensor, size: int) -> None:
     """Check for a tensor ``(..., size)``."""
-    if not isinstance(value, Tensor):
-        raise ConstraintError(f"{name} must be a tensor, got {type(value).__name__}: write torch.as_tensor({name}).")
+    check_tensor(name, value)
     if value.ndim == 0 or value.shape[-1] != size:
         raise ConstraintError(f"{name} must have shape (..., {size}), got {tuple(value.shape)}.")
+
+
+def check_tensor(name: str, value: Tensor) -> None:
+    """Check for a tensor."""
+    if not isinstance(value, Tensor):
+        raise ConstraintError(f"{name} must be a tensor, got {type(value).__name__}: write torch.as_tensor({name}).")
+
+
+def wrong_drift(moved: Tensor, x: Tensor) -> ConstraintError:
+    """Return the error for a drift of another shape than the states."""
+    return ConstraintError(f"drift must give the shape of x, {tuple(x.shape)}, got {tuple(moved.shape)}.")
+
+
+def counted(number: int, what: str) -> str:
+    """Return a number with its noun: "1 state", "2 states"."""
+    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def check_system(given: ControlAffine, order: str) -> None:
@@ -154,6 +182,9 @@ class InTime(ControlAffine):
     def __init__(self, system: ControlAffine):
         self.system = system
         super().__init__(system.n_x + 1, system.n_u, self._drift, self._actuation)
+
+    def __repr__(self) -> str:
+        return repr(self.system)
 
     def _drift(self, x: Tensor) -> Tensor:
         return torch.cat([self.system.drift_at(x[..., :-1]), torch.ones_like(x[..., -1:])], -1)
