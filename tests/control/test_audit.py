@@ -23,7 +23,7 @@ from caffnet.control import (
     linear,
 )
 from caffnet.control.interior import depth
-from caffnet.errors import ConstraintError
+from caffnet.errors import ConstraintError, DtypeError
 
 MASS, SPEED = 1650.0, 13.89
 
@@ -54,8 +54,10 @@ def test_an_adaptive_cruise_control_lacks_brakes():
     assert found.proof == "infeasible" and not found.ok
     assert set(found.conflict) == {"headway", "force"}
     assert found.worst.tolist() == pytest.approx([40.0, 0.0], abs=0.5)
+    random, more = found.infeasible[: found.first], found.infeasible[found.first :]
     assert str(found).startswith(
-        f"{int(found.infeasible.sum())} of {len(found.states)} states have no admissible input"
+        f"{int(random.sum())} of 4096 random states ({100 * found.share:.3g} % of the region) have no admissible "
+        f"input; of {len(more)} more near the worst, {int(more.sum())}.\n"
     )
     safe = audit(cruise(drag=False), [0.0, 0.0], [40.0, 150.0], where=lambda x: x[..., 1] >= 1.8 * x[..., 0])
     assert safe.infeasible.any() and safe.proof == "not tried"  # even among those that keep their distance
@@ -202,10 +204,21 @@ def test_a_box_has_two_corners(arguments, message):
 
 
 def test_names_and_places_are_checked():
-    with pytest.raises(ConstraintError, match="list of 2 labels, one per state"):
+    with pytest.raises(ConstraintError, match="list of 2 labels, one for each entry of the state"):
         audit(cruise(), [0.0, 0.0], [1.0, 1.0], names=["v"])
     with pytest.raises(ConstraintError, match="No sample of the box satisfies `where`"):
         audit(cruise(), [0.0, 0.0], [1.0, 1.0], where=lambda x: x[..., 0] > 5)
+
+
+def test_a_constant_in_single_precision_is_explained():
+    def rows(x):
+        return AffineSet.inequality(torch.ones(1, 1), x[..., :1])
+
+    for times in (None, (0.0, 1.0)):
+        with pytest.raises(
+            DtypeError, match=r"A is torch.float32.*called in float64: write constants as lists, or x.new"
+        ):
+            audit(rows if times is None else lambda z: rows(z[0]), [-1.0], [1.0], times=times)
 
 
 def test_a_high_order_is_audited():

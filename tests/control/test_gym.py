@@ -1,5 +1,7 @@
 """The Gymnasium environment and its action filter."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -162,6 +164,54 @@ def test_a_fixed_set_and_a_tensor_with_a_graph_are_taken_and_unknown_options_are
     assert info["action"].tolist() == [1.0]
     with pytest.raises(TypeError, match="SafeActions has no option 'on_infeasable'; the options are"):
         SafeActions(gymnasium.make("Pendulum-v1"), AffineSet.box(-1.0, 1.0, dim=1), on_infeasable="nearest")
+
+
+@pytest.mark.parametrize(
+    ("constraint", "message"),
+    [
+        (AffineSet.box(-1.0, 1.0, dim=2), r"over the 1 actions, got AffineSet\(2 rows in R\^2\)"),
+        (lambda x: AffineSet.box(-1.0, 1.0, dim=2), r"over the 1 actions, got AffineSet\(2 rows in R\^2\)"),
+        (BarrierConstraint(Unicycle(), CIRCLE), r"over the 1 actions, got BarrierConstraint\(Unicycle\("),
+        (3.0, "must be an AffineSet or return one, got float"),
+        (lambda x: 3.0, "must be an AffineSet or return one, got float"),
+        (
+            lambda x: AffineSet.inequality(torch.ones(1, 1), x[..., :1]),
+            r"A is torch.float32, b is torch.float64.*called in float64: write constants as lists, or x.new_tensor\(",
+        ),
+    ],
+)
+def test_a_wrong_constraint_is_refused_before_the_first_step(constraint, message):
+    from caffnet.control.gym import SafeActions
+
+    pendulum = gymnasium.make("Pendulum-v1")
+    with pytest.raises(ConstraintError, match=message):
+        SafeActions(pendulum, constraint)
+    with pytest.raises(ConstraintError, match=message):
+        SafeActions(gymnasium.vector.SyncVectorEnv([lambda: pendulum]), constraint)
+
+
+def test_the_look_at_a_constraint_changes_nothing():
+    """No random number of the space is drawn, `state` is not called, and what fails there may work elsewhere."""
+    from caffnet.control.gym import SafeActions
+
+    pendulum = gymnasium.make("Pendulum-v1")
+    pendulum.observation_space.seed(3)
+    wanted = copy.deepcopy(pendulum.observation_space).sample()
+    seen = []
+
+    def picky(x):
+        if len(seen) == 0:
+            seen.append(x)
+            raise ValueError("not here")
+        return AffineSet.box(-0.1, 0.1, dim=1)
+
+    env = SafeActions(pendulum, picky)
+    assert torch.is_tensor(seen[0]) and seen[0].shape == (3,) and seen[0].dtype == torch.float64
+    assert (pendulum.observation_space.sample() == wanted).all()
+    env.reset(seed=0)
+    assert env.step(np.ones(1))[-1]["action"] == pytest.approx(0.1)
+    SafeActions(pendulum, lambda x: AffineSet.box(-1.0, 1.0, dim=2), state=lambda x: seen.append(x))
+    assert len(seen) == 1
 
 
 def test_what_the_limits_make_impossible_is_not_hidden():

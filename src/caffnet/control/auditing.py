@@ -38,6 +38,7 @@ from caffnet._solve.problem import Status
 from caffnet.constraints import EQUAL, AffineSet, ArrayLike
 from caffnet.control.barriers.shapes import constant
 from caffnet.control.interior import depth, inequalities
+from caffnet.control.safety import in_double
 from caffnet.errors import ConstraintError, InfeasibleError
 from caffnet.projection import project
 
@@ -85,9 +86,13 @@ class Audit:
 
     def __str__(self) -> str:
         place = ", ".join(f"{name} = {value:.4g}" for name, value in zip(self.names, self.worst.tolist(), strict=True))
+        random, more = self.infeasible[: self.first], self.infeasible[self.first :]
+        found = (
+            f"{int(random.sum())} of {self.first} random states ({100 * self.share:.3g} % of the region) have no "
+            "admissible input"
+        )
         lines = [
-            f"{int(self.infeasible.sum())} of {len(self.states)} states have no admissible input "
-            f"({100 * self.share:.3g} % of the region).",
+            f"{found}; of {len(more)} more near the worst, {int(more.sum())}." if len(more) else f"{found}.",
             f"Smallest depth {float(self.depths.min()):.4g} at {place}.",
         ]
         if self.conflict:
@@ -152,14 +157,15 @@ def audit(
     >>> print(audit(safe, [-1.0], [1.0], samples=256).proof)
     feasible
     >>> print(audit(safe, [-3.0], [3.0], samples=256))   # beyond 2 it cannot come back fast enough
-    341 of 513 states have no admissible input (32.8 % of the region).
+    84 of 256 random states (32.8 % of the region) have no admissible input; of 257 more near the worst, 257.
     Smallest depth -0.5 at x0 = 3.
     In conflict there: p <= 1, row 2.
     Proof: infeasible.
     """
     low, high = _box(lower, upper, times)
     called = _names(names, len(low), times)
-    rows = _timed(constraint) if times is not None else constraint
+    rows = in_double(constraint)
+    rows = _timed(rows) if times is not None else rows
 
     def at(z: Tensor) -> AffineSet:
         return rows(z).without_soft()
@@ -192,7 +198,9 @@ def _box(lower: ArrayLike, upper: ArrayLike, times: tuple[float, float] | None) 
 def _names(names: Sequence[str] | None, count: int, times: tuple[float, float] | None) -> tuple[str, ...]:
     states = count - (times is not None)
     if names is not None and len(names) != states:
-        raise ConstraintError(f"names must be a list of {states} labels, one per state, got {list(names)!r}.")
+        raise ConstraintError(
+            f"names must be a list of {states} labels, one for each entry of the state, got {list(names)!r}."
+        )
     called = tuple(names or (f"x{i}" for i in range(states)))
     return called if times is None else (*called, "t")
 

@@ -14,10 +14,10 @@ from torch import Tensor
 from caffnet._solve.problem import Status
 from caffnet.constraints import EQUAL, HARD, WEIGHTED, AffineSet
 from caffnet.control.barriers import Barrier
-from caffnet.control.safety import BarrierConstraint, before_limits, explain
+from caffnet.control.safety import BarrierConstraint, check_actions, explain, in_double, over_actions
 from caffnet.control.simulation import check_steps, rk4
 from caffnet.control.systems.base import ControlAffine
-from caffnet.errors import ConstraintError, InfeasibleError
+from caffnet.errors import ConstraintError, DtypeError, InfeasibleError
 from caffnet.layer import OPTIONS, CAffine
 from caffnet.projection import Projection, project
 
@@ -126,6 +126,7 @@ class SafeActions(gymnasium.Wrapper[np.ndarray, np.ndarray, np.ndarray, np.ndarr
     ):
         super().__init__(env)
         self.filter = ActionFilter(env.action_space, constraint, state, warm_start, options)
+        self.filter.probe(env.observation_space)
         self._seen: np.ndarray | None = None  # a copy: the agent may work on the one it is given
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None):
@@ -164,6 +165,7 @@ class SafeVectorActions(gymnasium.vector.VectorWrapper):
     ):
         super().__init__(env)
         self.filter = ActionFilter(env.single_action_space, constraint, state, warm_start, options)
+        self.filter.probe(env.observation_space)
         waits = env.metadata.get("autoreset_mode") == gymnasium.vector.AutoresetMode.NEXT_STEP
         self._waits, self._over = waits, np.zeros(env.num_envs, bool)
         self._seen: Any = None
@@ -220,17 +222,39 @@ class ActionFilter:
         self.space, self.state, self.options, self.n = space, state, options, len(space.low)
         names = [f"action {i}" for i in range(self.n)]
         self.limits = AffineSet.box(space.low.astype(np.float64), space.high.astype(np.float64), names=names)
-        everything = (
-            constraint.within(self.limits) if isinstance(constraint, BarrierConstraint) else self._within(constraint)
-        )
-        self.layer = CAffine(everything, warm_start=warm_start, **options)
+        self.function: Callable[[Any], AffineSet] | None = None
+        self.layer = CAffine(self._joined(constraint), warm_start=warm_start, **options)
 
-    def _within(self, constraint: AffineSet | Callable[[Any], AffineSet]) -> AffineSet | Callable[[Any], AffineSet]:
-        def within(rows: AffineSet) -> AffineSet:
-            rows = before_limits(rows)
-            return (rows if rows.dtype == torch.float64 else rows.to(torch.float64)) & self.limits
+    def _joined(self, constraint: AffineSet | Callable[[Any], AffineSet]) -> AffineSet | Callable[[Any], AffineSet]:
+        if isinstance(constraint, BarrierConstraint):
+            check_actions(constraint, constraint.system.n_u, self.n)
+            return constraint.within(self.limits)
+        if not callable(constraint):
+            return self._within(constraint)
+        function = self.function = in_double(constraint)
+        return lambda x: self._within(function(x))
 
-        return within(constraint) if isinstance(constraint, AffineSet) else lambda x: within(constraint(x))
+    def _within(self, rows: AffineSet) -> AffineSet:
+        rows = over_actions(rows, self.n)
+        return (rows if rows.dtype == torch.float64 else rows.to(torch.float64)) & self.limits
+
+    @torch.no_grad()
+    def probe(self, space: gymnasium.Space) -> None:
+        """Call the function at one observation, so that wrong rows are refused before the first step.
+
+        Not if there is a `state`, which may remember observations. Other errors are left to a real observation.
+        """
+        if self.function is None or self.state is not None:
+            return
+        try:
+            space = copy.deepcopy(space)  # whose random numbers stay as they are
+            space.seed(0)
+            rows = self.function(_as_states(space.sample()))
+        except DtypeError:
+            raise
+        except Exception:  # in the function of the user
+            return
+        self._within(rows)
 
     @torch.no_grad()
     def __call__(

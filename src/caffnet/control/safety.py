@@ -29,7 +29,7 @@ from caffnet.control.class_k import ClassK, as_class_k
 from caffnet.control.degree import check_drift, check_reached, check_same_system, reach
 from caffnet.control.high_order import HighOrder
 from caffnet.control.systems.base import ControlAffine, InTime, check_states, check_system, check_tensor
-from caffnet.errors import ConstraintError, InfeasibleError
+from caffnet.errors import ConstraintError, DtypeError, InfeasibleError
 from caffnet.layer import CAffine
 from caffnet.projection import Projection
 
@@ -255,6 +255,33 @@ def _no_policy(got: str) -> ConstraintError:
     return ConstraintError(
         f"policy must be a function x -> u, got {got}: the order is SafetyFilter(policy, constraint)."
     )
+
+
+def in_double(function: Callable[[Any], AffineSet]) -> Callable[[Any], AffineSet]:
+    """Return the function ``x -> AffineSet`` for x in float64, with an error that says so where number types differ."""
+
+    def called(x: Any) -> AffineSet:
+        try:
+            return function(x)
+        except DtypeError as error:
+            raise DtypeError(
+                f"{error} The constraint function is called in float64: write constants as lists, or x.new_tensor(...)."
+            ) from error
+
+    return called
+
+
+def over_actions(rows: AffineSet, n: int) -> AffineSet:
+    """Return the rows over n actions, marked by `before_limits`."""
+    rows = before_limits(rows)
+    check_actions(rows, rows.n, n)
+    return rows
+
+
+def check_actions(constraint: Any, size: int, n: int) -> None:
+    """Refuse a constraint over vectors of another size than the actions."""
+    if size != n:
+        raise ConstraintError(f"The constraint must be over the {n} actions, got {constraint}.")
 
 
 def before_limits(rows: AffineSet) -> AffineSet:

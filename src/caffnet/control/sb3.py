@@ -25,7 +25,7 @@ from torch import Tensor
 from caffnet.constraints import AffineSet
 from caffnet.control.distributions import InteriorNormal
 from caffnet.control.interior import RayTransform, check_raw, is_inside, largest_ball
-from caffnet.control.safety import before_limits
+from caffnet.control.safety import over_actions
 from caffnet.errors import ConstraintError
 from caffnet.projection import project
 
@@ -70,9 +70,7 @@ class ActionSets:
     def __call__(self, observations: Any) -> AffineSet:
         """The sets at the observations, float32."""
         rows = self.constraint if isinstance(self.constraint, AffineSet) else self.constraint(observations)
-        rows = before_limits(rows).to(torch.float64)
-        if rows.n != len(self.middle):
-            raise ConstraintError(f"The constraint must be over the {len(self.middle)} actions, got {rows}.")
+        rows = over_actions(rows, len(self.middle)).to(torch.float64)
         if self.scaled:  # of a = middle + half s
             shift = rows.A @ self.middle
             parts = rows.A * self.half, rows.lower - shift, rows.upper - shift
