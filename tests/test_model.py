@@ -31,6 +31,36 @@ def test_the_starts_are_the_paper_s():
     assert all((p == 0).all() for name, p in tf.named_parameters() if name.endswith("bias"))
 
 
+def test_hidden_layers_may_have_widths_of_their_own():
+    torch.manual_seed(0)
+    equal = FeedForward(3, 2, hidden=16, layers=2, batch_norm=True, dropout=0.1)
+    torch.manual_seed(0)
+    listed = FeedForward(3, 2, hidden=(16, 16), batch_norm=True, dropout=0.1)
+    listed.load_state_dict(equal.state_dict())
+    assert str(listed) == str(equal)
+    assert [part.out_features for part in list(FeedForward(3, 2, [8, 5], 2))[::2]] == [8, 5, 2]
+    assert [type(part) for part in FeedForward(3, 2, hidden=[])] == [type(part) for part in FeedForward(3, 2, layers=0)]
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: FeedForward("4", 3), "n_in must be a whole number >= 1, got '4'"),
+        (lambda: FeedForward(4, 3.0), "n_out must be a whole number >= 1, got 3.0"),
+        (lambda: FeedForward(4, 3, hidden=0), "hidden must be a whole number >= 1, got 0"),
+        (lambda: FeedForward(4, 3, hidden="64"), "hidden must be a whole number >= 1, got '64'"),
+        (lambda: FeedForward(4, 3, hidden=[64, True]), "hidden must be a whole number >= 1, got True"),
+        (lambda: FeedForward(4, 3, layers=-1), "layers must be a whole number >= 0, got -1"),
+        (lambda: FeedForward(4, 3, hidden=[64, 64], layers=3), "hidden has 2 widths, layers is 3: leave layers out"),
+        (lambda: FeedForward(4, 3, activation="gelu"), "makes a module, such as nn.GELU, got 'gelu'"),
+        (lambda: FeedForward(4, 3, activation=nn.ReLU()), r"makes a module, such as nn.GELU, got ReLU\(\)"),
+    ],
+)
+def test_sizes_and_activations_that_no_network_has_are_refused(build, message: str):
+    with pytest.raises(ValueError, match=message):
+        build()
+
+
 class Counted(nn.Module):
     """A network that remembers how many samples it saw."""
 
@@ -206,6 +236,8 @@ def test_warm_up_lets_f_pass_in_training_only_and_can_be_resumed():
     assert net(x) == 5.0
     with pytest.raises(ConstraintError, match="Linear contains no CAffine layer"):
         WarmUp(torch.nn.Linear(1, 1), 1)
+    with pytest.raises(ConstraintError, match="epochs must be a number, got '2'"):
+        WarmUp(net, "2")  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize(("gradient", "share"), [("exact", 1.0), ("tangent", 0.0)])
@@ -217,3 +249,8 @@ def test_the_share_of_samples_without_gradient(gradient: str, share: float):
     assert zero_gradient_share(net, x, lambda y: y.sum()) == share
     assert net.project(x).at_vertex.all()
     assert zero_gradient_share(net, x, lambda y: (0 * y).sum()) == 0.0
+    for loss, got in ((lambda y: y.sum(-1), r"shape \(6,\)"), (lambda y: 3.0, "float")):
+        with pytest.raises(
+            ConstraintError, match=rf"must be a tensor of one number, got {got}: write .sum\(\) or .mean"
+        ):
+            zero_gradient_share(net, x, loss)

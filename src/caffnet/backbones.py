@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +16,8 @@ class FeedForward(nn.Sequential):
     Args:
         n_in: number of inputs.
         n_out: number of outputs.
-        hidden: width of each hidden layer.
-        layers: number of hidden layers.
+        hidden: width of all hidden layers, or a list of one width for each.
+        layers: number of hidden layers; 3, or the length of the list, if None.
         batch_norm: normalise after each hidden linear map (inputs must then be ``(batch, n_in)``).
         dropout: drop this share after each activation.
         activation: class or function that makes the activation module after each hidden linear map.
@@ -24,33 +26,51 @@ class FeedForward(nn.Sequential):
 
     >>> FeedForward(3, 5)(torch.zeros(7, 3)).shape
     torch.Size([7, 5])
+    >>> [part.out_features for part in list(FeedForward(3, 5, hidden=[64, 32]))[::2]]
+    [64, 32, 5]
     """
 
     def __init__(
         self,
         n_in: int,
         n_out: int,
-        hidden: int = 200,
-        layers: int = 3,
+        hidden: int | list[int] | tuple[int, ...] = 200,
+        layers: int | None = None,
         *,
         batch_norm: bool = False,
         dropout: float = 0.0,
         activation: Callable[[], nn.Module] = nn.ReLU,
     ):
+        if layers is not None:
+            _check_whole("layers", layers, 0)
+        widths = hidden if isinstance(hidden, list | tuple) else [hidden] * (3 if layers is None else layers)
+        if layers not in (None, len(widths)):
+            raise ValueError(f"hidden has {len(widths)} widths, layers is {layers}: leave layers out.")
+        for name, size in (("n_in", n_in), ("n_out", n_out), *(("hidden", width) for width in widths)):
+            _check_whole(name, size, 1)
+        if isinstance(activation, nn.Module) or not callable(activation):
+            raise ValueError(
+                f"activation must be a class or function that makes a module, such as nn.GELU, got {activation!r}."
+            )
         parts: list[nn.Module] = []
         width = n_in
-        for _ in range(layers):
-            parts.append(nn.Linear(width, hidden))
+        for size in widths:
+            parts.append(nn.Linear(width, size))
             if batch_norm:
-                parts.append(nn.BatchNorm1d(hidden))
+                parts.append(nn.BatchNorm1d(size))
             parts.append(activation())
             if dropout:
                 parts.append(nn.Dropout(dropout))
-            width = hidden
+            width = size
         super().__init__(*parts, nn.Linear(width, n_out))
         for module in self:
             if isinstance(module, nn.Linear):
                 nn.init.xavier_normal_(module.weight)
+
+
+def _check_whole(name: str, value: Any, least: int) -> None:
+    if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{name} must be a whole number >= {least}, got {value!r}.")
 
 
 class Transformer(nn.Module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Callable
 from typing import Any
 
@@ -38,6 +39,8 @@ class WarmUp:
         self.layers = [module for module in model.modules() if isinstance(module, CAffine)]
         if not self.layers:
             raise ConstraintError(f"{type(model).__name__} contains no CAffine layer to warm up.")
+        if not isinstance(epochs, numbers.Real):
+            raise ConstraintError(f"epochs must be a number, got {epochs!r}.")
         self.epochs, self.epoch = epochs, 0
         self._set()
 
@@ -78,7 +81,11 @@ def zero_gradient_share(
         f, w = model.raw(x, nominal)
         f = f.detach().requires_grad_()
         y = model.layer(f, None if w is None else w.detach(), x=x)
-        to_output, to_raw = torch.autograd.grad(loss(y), (y, f), allow_unused=False)
+        value = loss(y)
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            raise ConstraintError(f"The loss must be a tensor of one number, got {got}: write .sum() or .mean().")
+        to_output, to_raw = torch.autograd.grad(value, (y, f), allow_unused=False)
     wanted = (to_output != 0).any(-1)
     if not wanted.any():
         return 0.0

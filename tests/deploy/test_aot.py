@@ -83,5 +83,7 @@ def test_what_raises_in_python_raises_in_cpp(program: Path, tmp_path: Path):
 
 def test_a_file_is_not_taken_for_a_folder(tmp_path: Path):
     (tmp_path / "service").write_text("")
+    with pytest.raises(ConstraintError, match=r"must be a path, got AffineSet: write to_aot\(model, folder\)"):
+        to_aot("folder", AffineSet.box(-1.0, 1.0, dim=2))  # pyright: ignore[reportArgumentType]
     with pytest.raises(ConstraintError, match="is a file: to_aot writes a folder"):
         to_aot(AffineSet.box(-1.0, 1.0, dim=2), tmp_path / "service")

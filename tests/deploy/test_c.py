@@ -465,6 +465,8 @@ def test_a_function_that_reads_batches_only_is_named(tmp_path: Path):
     with pytest.raises(ConstraintError, match=r"fails for one sample x of shape \(2,\): .* Write x\[\.\.\., i\]"):
         to_c(CAffine(lambda x: AffineSet.box(None, x[:, :2])), tmp_path, inputs=states(2))
     (tmp_path / "file").write_text("")
+    with pytest.raises(ConstraintError, match=r"must be a path, got CAffine: write to_c\(model, folder\)"):
+        to_c("folder", CAffine(AffineSet.box(-1.0, 1.0, dim=2)))  # pyright: ignore[reportArgumentType]
     with pytest.raises(ConstraintError, match="is a file: to_c writes a folder"):
         to_c(AffineSet.box(0.0, 1.0, dim=1), tmp_path / "file")
 

@@ -378,6 +378,8 @@ def test_an_export_with_plain_operators_is_quiet(tmp_path: Path, caplog: pytest.
 def test_unknown_operators_are_refused(tmp_path: Path):
     with pytest.raises(ConstraintError, match="operators must be one of caffnet, plain, got 'loop'"):
         to_onnx(wedge, tmp_path / "net.onnx", operators="loop")
+    with pytest.raises(ConstraintError, match=r"must be a path, got AffineSet: write to_onnx\(model, path\)"):
+        to_onnx("net.onnx", wedge)  # pyright: ignore[reportArgumentType]
 
 
 def test_a_graph_without_the_library_says_what_is_missing(tmp_path: Path):

@@ -15,7 +15,7 @@ from caffnet._kernel import native
 from caffnet._solve.problem import is_diagonal
 from caffnet._solve.tracing import plain_operations
 from caffnet.deploy.checking import refuse_difference
-from caffnet.deploy.program import Source, Traced, first_line, layer_of, read_source, samples_of
+from caffnet.deploy.program import Source, Traced, first_line, layer_of, path_of, read_source, samples_of
 from caffnet.deploy.translations import translations
 from caffnet.errors import ConstraintError
 
@@ -49,7 +49,7 @@ def to_onnx(model: Source, path: str | Path, *, operators: str = "caffnet", inpu
     """
     if operators not in OPERATORS:
         raise ConstraintError(f"operators must be one of {', '.join(OPERATORS)}, got {operators!r}.")
-    target = Path(path)
+    target = path_of(path, "to_onnx(model, path)")
     if target.is_dir():
         raise ConstraintError(f"{target} is a folder: to_onnx writes one file, for example {target / 'model.onnx'}.")
     if not target.parent.is_dir():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -129,13 +130,24 @@ def outputs_around(set: AffineSet, x: Tensor) -> Tensor:
     return f
 
 
+def path_of(place: str | Path, order: str) -> Path:
+    """The path that a writer was given.
+
+    Raises:
+        ConstraintError: it is none.
+    """
+    if not isinstance(place, str | os.PathLike):
+        raise ConstraintError(f"The place to write to must be a path, got {type(place).__name__}: write {order}.")
+    return Path(place)
+
+
 def folder_of(folder: str | Path, writer: str) -> Path:
     """The folder that a writer makes or fills.
 
     Raises:
         ConstraintError: it is a file.
     """
-    target = Path(folder)
+    target = path_of(folder, f"{writer}(model, folder)")
     if target.is_file():
         raise ConstraintError(f"{target} is a file: {writer} writes a folder, give it a name of its own.")
     return target
