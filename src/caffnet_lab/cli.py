@@ -211,9 +211,7 @@ def demo(
     """Train a CAffNet and a soft-constrained network on the paper's piecewise task; print a table, draw a figure."""
     _check_whole("--epochs", epochs, 1, WHOLE_NUMBERS["epochs"][1])
     _check_whole("--seed", seed, 0, MOST_SEED)
-    if out.suffix not in (".png", ".pdf", ".svg"):
-        _fail(ConfigError(f"--out must be a file that ends in .png, .pdf or .svg, got {out}."))
-    _check_file("--out", out)
+    _check_picture("--out", out)
     _make_folder(out.parent)
 
     from rich.table import Table as Grid
@@ -438,7 +436,7 @@ def audit(
 
     _check_whole("--samples", samples, 1, 2**24)
     if picture is not None:
-        _check_file("--picture", picture)
+        _check_picture("--picture", picture)
     try:
         found = look(
             find(constraint),
@@ -621,6 +619,12 @@ def _check_file(option: str, path: Path) -> None:
     if path.is_dir():
         _fail(ConfigError(f"{option} must be a file, but {path} is a folder: choose another."))
     _check_folder(f"The place of {option}", path.parent)
+
+
+def _check_picture(option: str, path: Path) -> None:
+    if path.suffix not in (".png", ".pdf", ".svg"):
+        _fail(ConfigError(f"{option} must be a file that ends in .png, .pdf or .svg, got {path}."))
+    _check_file(option, path)
 
 
 def _make_folder(folder: Path) -> None:

@@ -40,8 +40,6 @@ def load_source(source: str) -> tuple[Any, Tensor | None]:
         model = find_object(source, "SOURCE")
     except NotFoundError as error:
         raise ConfigError(str(error)) from None
-    except ImportError as error:
-        raise ConfigError(f"{source} cannot be imported: {error}.") from None
     if callable(model) and not isinstance(model, kinds | nn.Module):
         try:
             model = model()
@@ -57,6 +55,8 @@ def load_source(source: str) -> tuple[Any, Tensor | None]:
 
 def _load_run(path: Path) -> tuple[CAffNet, Tensor]:
     """The trained network of a run. Its checkpoint is finished, so nothing is trained here."""
+    if not path.exists():
+        raise ConfigError(f"There is no file {path}.")
     config = RunConfig(**read_run(path)["config"])
     weights = checkpoint_path(path.parent.parent, config)
     if not weights.exists():

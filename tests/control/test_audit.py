@@ -244,6 +244,14 @@ number = 3
 
 def within(x):
     return x[..., 0].abs() <= 1
+
+
+def fails(x):
+    return {}["speed"]
+
+
+def reads(x):
+    return x @ torch.ones(3)
 """
 
 
@@ -253,6 +261,8 @@ def call(tmp_path, monkeypatch):
     from caffnet_lab.cli import app
 
     (tmp_path / "controller_under_audit.py").write_text(FILE)
+    (tmp_path / "wants.py").write_text("import torch\nimport not_installed\n")
+    (tmp_path / "broken.py").write_text("x = = 1\n")
     monkeypatch.chdir(tmp_path)
     return lambda *arguments: testing.CliRunner().invoke(app, ["audit", *arguments])
 
@@ -280,13 +290,36 @@ def test_the_command_comes_with_the_extra():
     [
         (["controller_under_audit.py:safe", "--lower=a", "--upper=1"], "--lower must be numbers with commas"),
         (["controller_under_audit.py:safe", "--lower=0", "--upper=1", "--times=1"], "--times must be 2 numbers"),
-        (["controller_under_audit.py:other", "--lower=0", "--upper=1"], "has no 'other'; it has AffineSet"),
+        (
+            ["controller_under_audit.py:other", "--lower=0", "--upper=1"],
+            "has no 'other'; it has safe, within, fails, reads.",
+        ),
         (["controller_under_audit.py:number", "--lower=0", "--upper=1"], "must be a function x -> AffineSet, got int"),
         (["nothing.py:safe", "--lower=0", "--upper=1"], "There is no file nothing.py"),
         (["nothing_here:safe", "--lower=0", "--upper=1"], "There is no module 'nothing_here'"),
         (
             ["controller_under_audit.py:safe", "--lower=0", "--upper=1", "--where=controller_under_audit.py:number"],
             "must be a function x -> bool, got int",
+        ),
+        (
+            ["controller_under_audit.py:fails", "--lower=0", "--upper=1"],
+            "controller_under_audit.py:fails failed in line 15 of",
+        ),
+        (["controller_under_audit:reads", "--lower=0", "--upper=1"], "line 19 of"),
+        (["controller_under_audit:reads", "--lower=0", "--upper=1"], "controller_under_audit.py: RuntimeError: "),
+        (
+            ["controller_under_audit.py:safe", "--lower=0", "--upper=1", "--where=controller_under_audit.py:fails"],
+            ": KeyError: 'speed'",
+        ),
+        (["wants:safe", "--lower=0", "--upper=1"], "wants.py: ModuleNotFoundError: No module named 'not_installed'"),
+        (["broken.py:safe", "--lower=0", "--upper=1"], "broken.py: SyntaxError: "),
+        (
+            ["controller_under_audit.py:safe", "--lower=0", "--upper=1", "--picture=a.xyz"],
+            "--picture must be a file that ends in .png, .pdf or .svg, got a.xyz",
+        ),
+        (
+            ["controller_under_audit.py:safe", "--lower=0", "--upper=1", "--names=a,b"],
+            "a list of 1 label, one for each",
         ),
         (["safe", "--lower=0", "--upper=1"], "must be given as module:name or file.py:name"),
         (["controller_under_audit.py:safe", "--lower=1", "--upper=0"], "corners of a box"),

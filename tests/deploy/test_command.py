@@ -101,7 +101,7 @@ def test_a_model_in_a_module(tmp_path: Path, monkeypatch):
         (["os:getpid", "--out", "x"], "must be a CAffNet, a CAffine, a set, or a function that makes one, got int"),
         (["a:b", "--out", "x", "--to", "onnx", "--name", "arm"], "--name is only for --to c, got --to onnx"),
         (["a:b", "--out", "x", "--operators", "plain"], "--operators is only for --to onnx, got --to c"),
-        (["missing.json", "--out", "x"], "missing.json"),
+        (["missing.json", "--out", "x"], "There is no file missing.json."),
         (["a:b", "--out", "x", "--to", "tvm"], "--to must be c, onnx or aot, got 'tvm'"),
     ],
 )

@@ -39,6 +39,7 @@ from caffnet.constraints import EQUAL, AffineSet, ArrayLike
 from caffnet.control.barriers.shapes import constant
 from caffnet.control.interior import depth, inequalities
 from caffnet.control.safety import in_double
+from caffnet.control.systems.base import counted
 from caffnet.errors import ConstraintError, InfeasibleError
 from caffnet.projection import project
 
@@ -199,7 +200,7 @@ def _names(names: Sequence[str] | None, count: int, times: tuple[float, float] |
     states = count - (times is not None)
     if names is not None and len(names) != states:
         raise ConstraintError(
-            f"names must be a list of {states} labels, one for each entry of the state, got {list(names)!r}."
+            f"names must be a list of {counted(states, 'label')}, one for each entry of the state, got {list(names)!r}."
         )
     called = tuple(names or (f"x{i}" for i in range(states)))
     return called if times is None else (*called, "t")
