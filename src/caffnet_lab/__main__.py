@@ -14,7 +14,9 @@ def main() -> None:
             raise SystemExit(str(missing)) from None  # one of ours, which names the extra
         if missing.name.split(".")[0] in ("caffnet", "caffnet_lab"):
             raise  # not a matter of installation
-        raise SystemExit(f'This command needs {missing.name}: pip install "caffnet[all]".') from None
+        from caffnet._install import install_command
+
+        raise SystemExit(f"This command needs {missing.name}: {install_command('all')}.") from None
 
 
 if __name__ == "__main__":

@@ -240,7 +240,7 @@ def test_without_the_extra_the_cpu_answers_with_one_warning(device: Device, monk
     monkeypatch.setattr(gpu, "is_available", lambda: False)
     monkeypatch.setattr(run, "_warned", set())
     p, options = problem(DOUBLE, True, True), Options(search="active", on_infeasible="nearest")
-    with pytest.warns(UserWarning, match=r"runs on the CPU.*pip install caffnet\[gpu\]"):
+    with pytest.warns(UserWarning, match=r"runs on the CPU.*pip install .*\[gpu\]\""):
         run._native(on_device(p), options, None)
     with warnings.catch_warnings(action="error"):
         answer = run._native(on_device(p), options, None)

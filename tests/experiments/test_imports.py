@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 import caffnet.control
 import caffnet_lab
+from caffnet._install import install_command
 from caffnet_lab.cli import app
 
 LAB = Path(caffnet_lab.__file__).parent
@@ -60,8 +61,10 @@ def test_the_command_without_its_packages_says_what_to_install(monkeypatch):
 
     monkeypatch.setitem(sys.modules, "typer", None)
     monkeypatch.delitem(sys.modules, "caffnet_lab.cli")
-    with pytest.raises(SystemExit, match=r'needs typer: pip install "caffnet\[all\]"'):
-        main()
+    for clone, command in ((True, r'-c constraints.txt -e "\.\[all\]"'), (False, r'"caffnet\[all\]"')):
+        monkeypatch.setattr("caffnet._install.in_clone", lambda clone=clone: clone)
+        with pytest.raises(SystemExit, match=f"needs typer: pip install {command}\\.$"):
+            main()
 
 
 @pytest.mark.parametrize(
@@ -69,7 +72,7 @@ def test_the_command_without_its_packages_says_what_to_install(monkeypatch):
     [
         (
             ModuleNotFoundError("No module named 'daqp'", name="daqp"),
-            'This command needs daqp: pip install "caffnet[all]".',
+            f"This command needs daqp: {install_command('all')}.",
         ),
         (ImportError("IPOPT comes with casadi."), "IPOPT comes with casadi."),
     ],

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from caffnet import tolerance
+from caffnet._install import install_command
 from caffnet._kernel import build, native
 from caffnet._solve.problem import CORES, Answer, Options, Problem
 from caffnet.errors import KernelError
@@ -226,7 +227,7 @@ def main(*architectures: str) -> int:
     if architectures:
         return 0
     if not is_available():
-        sys.stdout.write("There is no GPU here, or cuda-bindings is missing: pip install caffnet[gpu].\n")
+        sys.stdout.write(f"There is no GPU here, or cuda-bindings is missing: {install_command('gpu')}.\n")
         return 2
     worst = 0.0
     for name, problem, options in _checks():

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from caffnet import tolerance
+from caffnet._install import in_clone
 from caffnet._kernel import build, memory
 from caffnet._solve import sparse
 from caffnet._solve.problem import CORES, Answer, Options, Problem, Status, is_diagonal
@@ -48,14 +49,13 @@ _PROOF = struct.Struct("2d")
 def _library() -> ctypes.CDLL:
     """The compiled kernel, checked against the C files beside it; in a clone it is compiled again when they change."""
     path = build.LIBRARY
-    in_clone = (path.parents[3] / "pyproject.toml").exists()
     remedy = (
         f"Compile it with `python {build.__file__}`."
-        if in_clone
+        if in_clone()
         else "Install the package again: pip install --force-reinstall --no-deps caffnet."
     )
     try:
-        if in_clone and not build.is_current():
+        if in_clone() and not build.is_current():
             sys.stderr.write("caffnet: compiling the kernel, once after its source has changed\n")
             build.build()
         if not build.is_current():

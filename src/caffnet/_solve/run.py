@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from caffnet._install import install_command
 from caffnet._kernel import gpu, native
 from caffnet._solve import graph, sparse
 from caffnet._solve.infeasible import report
@@ -130,7 +131,7 @@ def _on_cpu(problem: Problem) -> Problem:
         _warned.add(kind)
         warnings.warn(
             f"The projection runs on the CPU: tensors on {kind} are copied there and back. "
-            "Move the layer to the CPU to save the copies, or pip install caffnet[gpu] for an NVIDIA GPU.",
+            f"Move the layer to the CPU to save the copies, or {install_command('gpu')} for an NVIDIA GPU.",
             stacklevel=2,
         )
     return problem.replace_tensors(*_moved("cpu", *problem.tensors))

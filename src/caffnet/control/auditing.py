@@ -34,6 +34,7 @@ import torch
 from torch import Tensor
 
 from caffnet import tolerance
+from caffnet._install import install_command
 from caffnet._solve.problem import Status
 from caffnet.constraints import EQUAL, AffineSet, ArrayLike
 from caffnet.control.barriers.shapes import constant
@@ -284,7 +285,7 @@ def _prove(at: Callable[[Tensor], AffineSet], low: Tensor, high: Tensor, states:
     try:
         from scipy.optimize import linprog
     except ImportError:
-        return 'none, scipy is not installed (pip install "caffnet[methods]")', None
+        return f"none, scipy is not installed ({install_command('methods')})", None
     todo, seen = [(torch.zeros_like(low), torch.ones_like(low))], 0  # in units of half the box, from its centre
     while todo:
         centre, radius = todo.pop()

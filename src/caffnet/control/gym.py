@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from caffnet._install import install_command
 from caffnet._solve.problem import Status
 from caffnet.constraints import EQUAL, HARD, WEIGHTED, AffineSet
 from caffnet.control.barriers import Barrier
@@ -24,7 +25,7 @@ from caffnet.projection import Projection, project
 try:
     import gymnasium
 except ImportError as missing:
-    raise ImportError('caffnet.control.gym needs Gymnasium: pip install "caffnet[control]".') from missing
+    raise ImportError(f"caffnet.control.gym needs Gymnasium: {install_command('control')}.") from missing
 
 
 class ControlEnv(gymnasium.Env[np.ndarray, np.ndarray]):

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from caffnet._install import install_command
 from caffnet.constraints import AffineSet
 from caffnet.control.distributions import InteriorNormal
 from caffnet.control.interior import RayTransform, check_raw, is_inside, largest_ball
@@ -36,7 +37,7 @@ try:
     from stable_baselines3.td3.policies import Actor as TD3Actor
     from stable_baselines3.td3.policies import TD3Policy
 except ImportError as missing:
-    raise ImportError('caffnet.control.sb3 needs Stable-Baselines3: pip install "caffnet[rl]".') from missing
+    raise ImportError(f"caffnet.control.sb3 needs Stable-Baselines3: {install_command('rl')}.") from missing
 
 Rows = Callable[[Any], AffineSet] | AffineSet
 Centre = Callable[[Any], Tensor] | Tensor | Sequence[float] | None

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from caffnet import tolerance
+from caffnet._install import install_command
 from caffnet._kernel import native
 from caffnet._solve.problem import is_diagonal
 from caffnet._solve.tracing import plain_operations
@@ -65,7 +66,7 @@ def to_onnx(model: Source, path: str | Path, *, operators: str = "caffnet", inpu
     try:
         import onnxscript  # noqa: F401
     except ImportError:
-        raise ImportError("to_onnx needs onnx and onnxscript: pip install caffnet[export].") from None
+        raise ImportError(f"to_onnx needs onnx and onnxscript: {install_command('export')}.") from None
     with plain_operations() if operators == "plain" else contextlib.nullcontext():
         traced = Traced(source, inputs, plain=operators == "plain")
     written = _translate(traced, operators)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from caffnet import tolerance
+from caffnet._install import install_command
 from caffnet.constraints import AffineSet
 from caffnet.errors import ConstraintError, InfeasibleError
 from caffnet.methods.base import Guarantee, Method
@@ -92,7 +93,7 @@ class IPOPT(Method):
             try:
                 import casadi
             except ImportError as error:
-                raise ImportError("IPOPT comes with casadi: pip install 'caffnet[methods]'.") from error
+                raise ImportError(f"IPOPT comes with casadi: {install_command('methods')}.") from error
             y, data = casadi.MX.sym("y", n), casadi.MX.sym("data", n + m * n)
             f, A = data[:n], casadi.reshape(data[n:], m, n)
             program = {"x": y, "p": data, "f": self.objective(casadi, y, f), "g": A @ y}

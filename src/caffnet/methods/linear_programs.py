@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from caffnet._install import install_command
 from caffnet.constraints import AffineSet
 from caffnet.errors import InfeasibleError
 
@@ -242,7 +243,7 @@ def _solve(c: np.ndarray, A: np.ndarray, b: np.ndarray, bounds: Any) -> Any:
     try:
         from scipy.optimize import linprog
     except ImportError as error:  # imported here, as scipy belongs to an extra
-        raise ImportError("This method solves linear programs: pip install 'caffnet[methods]'.") from error
+        raise ImportError(f"This method solves linear programs: {install_command('methods')}.") from error
     return linprog(c, A, b, bounds=bounds, method="highs", options=HIGHS)
 
 

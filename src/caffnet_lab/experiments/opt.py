@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from caffnet import AffineSet
+from caffnet._install import install_command
 from caffnet.constraints import EQUAL, UPPER
 from caffnet_lab.experiments.problem import Evaluation, Loss, Problem, penalty_of, violation_metrics
 
@@ -110,7 +111,7 @@ def solve_with_ipopt(problem: ProgramProblem) -> tuple[Tensor, float]:
     try:
         import casadi
     except ImportError as missing:
-        raise ImportError('The IPOPT row needs casadi: pip install "caffnet[experiments]".') from missing
+        raise ImportError(f"The IPOPT row needs casadi: {install_command('experiments')}.") from missing
     Q, p, A, h = (t.double().cpu().numpy() for t in (problem.Q, problem.p, problem.A, problem.h))
     n, k = problem.n_out, len(h)
     y, x = casadi.MX.sym("y", n), casadi.MX.sym("x", problem.n_in)

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from caffnet import AffineSet, project
+from caffnet._install import install_command
 
 WIDTHS = (4, 8, 16, 32, 64, 128, 256, 512)
 SEEDS = tuple(range(9))
@@ -84,7 +85,7 @@ def approximation(widths: Sequence[int] = WIDTHS, seeds: Sequence[int] = SEEDS) 
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError("Figures need matplotlib: pip install 'caffnet[experiments]'.") from error
+        raise ImportError(f"Figures need matplotlib: {install_command('experiments')}.") from error
     found = [errors_at(width, seeds) for width in widths]
     figure = Figure(figsize=(5.6, 3.8), layout="constrained")
     axis = figure.subplots()

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from caffnet import AffineSet, project
+from caffnet._install import install_command
 from caffnet.control.pid import body_frame_error
 from caffnet.methods import HardNet
 from caffnet_lab.methods_table.approximation import approximation
@@ -240,7 +241,7 @@ def _panels(count: int = 2) -> tuple[Any, Any]:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError("Figures need matplotlib: pip install 'caffnet[experiments]'.") from error
+        raise ImportError(f"Figures need matplotlib: {install_command('experiments')}.") from error
     figure = Figure(figsize=(4.6 * count, 4.5), layout="constrained")
     return figure, figure.subplots(1, count, squeeze=False)[0]
 

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from caffnet import AffineSet, Status, project
+from caffnet._install import install_command
 from caffnet.constraints import BOTH, EQUAL
 from caffnet_lab.experiments.problem import Evaluation
 from caffnet_lab.experiments.yardsticks.data import find
@@ -171,7 +172,7 @@ class DispatchProblem(Yardstick):
         try:
             import highspy  # pyright: ignore[reportMissingImports]
         except ImportError as missing:
-            raise ImportError('The warm HiGHS row needs highspy: pip install "caffnet[experiments]".') from missing
+            raise ImportError(f"The warm HiGHS row needs highspy: {install_command('experiments')}.") from missing
         here, count = self.build_set(self.test.double()), self.n_out
         lower, upper = here.lower.cpu().numpy(), here.upper.cpu().numpy()
         rows = self.A.double().cpu().numpy()[:-count]
@@ -204,7 +205,7 @@ class DispatchProblem(Yardstick):
         try:
             from scipy.optimize import linprog
         except ImportError as missing:
-            raise ImportError('The HiGHS row needs scipy: pip install "caffnet[experiments]".') from missing
+            raise ImportError(f"The HiGHS row needs scipy: {install_command('experiments')}.") from missing
         here = self.build_set(self.test.double())
         A, c = self.A.double().cpu().numpy(), self.cost.double().cpu().numpy()
         lower, upper = here.lower.cpu().numpy(), here.upper.cpu().numpy()

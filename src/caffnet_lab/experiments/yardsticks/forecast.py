@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from caffnet import AffineSet, project
+from caffnet._install import install_command
 from caffnet.constraints import LOWER
 from caffnet.methods import Method
 from caffnet_lab.experiments.problem import Evaluation, Loss, Problem, penalty_of, violation_metrics
@@ -205,7 +206,7 @@ class ForecastProblem(Problem):
         try:
             import daqp
         except ImportError as missing:
-            raise ImportError('The DAQP row needs daqp: pip install "caffnet[experiments]".') from missing
+            raise ImportError(f"The DAQP row needs daqp: {install_command('experiments')}.") from missing
         root, points = self.root.double().cpu().numpy(), self.nominal_at(self.test).double().cpu().numpy()
         metric, size = root.T @ root, np.sqrt(np.diag(root.T @ root))
         # In units in which the diagonal of the metric is 1.

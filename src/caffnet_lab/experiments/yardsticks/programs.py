@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from caffnet._install import install_command
 from caffnet_lab.experiments.opt import ProgramProblem, solve_with_ipopt
 from caffnet_lab.experiments.yardsticks.metric import project_in_metric
 from caffnet_lab.experiments.yardsticks.yardstick import Yardstick
@@ -142,7 +143,7 @@ class LearnedProgram(Yardstick, ProgramProblem):
         try:
             import daqp
         except ImportError as missing:
-            raise ImportError('The DAQP row needs daqp: pip install "caffnet[experiments]".') from missing
+            raise ImportError(f"The DAQP row needs daqp: {install_command('experiments')}.") from missing
         here = self.build_set(self.test).to(torch.float64)
         Q, p = np.diag(self.Q.double().cpu().numpy()), self.p.double().cpu().numpy()
         A = np.ascontiguousarray(here.A.cpu().numpy())
