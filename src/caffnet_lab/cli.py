@@ -429,7 +429,7 @@ def audit(
     ] = None,
     picture: Annotated[Path | None, typer.Option(help="File for a picture over the first two entries.")] = None,
 ) -> None:
-    """Look for states without an admissible input. Exits with 1 if there are any, for use in CI."""
+    """Look for states without an admissible input. Exits with 1 if there are any, for use in CI; with 2 on errors."""
     from caffnet import ConstraintError
     from caffnet.control import audit as look
     from caffnet_lab.lookup import NotFoundError, find
