@@ -983,6 +983,24 @@ def test_float32_sets_that_rounding_alone_makes_empty_have_an_answer(equal: bool
         assert torch.equal(project(answer.value, set, search=search).value, answer.value)
 
 
+def test_soft_rows_that_rounding_alone_breaks_are_kept():
+    """float32: bounds of single outputs hold exactly, and a second projection moves nothing."""
+    random = torch.Generator().manual_seed(0)
+    moved = 0
+    for _ in range(300):
+        least = torch.randint(0, 10, (3,), generator=random) / 10.0
+        a = torch.randint(1, 5, (3,), generator=random).float()
+        most = (a.double() @ (10 * least.double()).round() / 10).float()
+        hard = AffineSet.box([float(least[0]), -INF, -INF], None)
+        wishes = AffineSet.box([-INF, *least[1:].tolist()], None) & AffineSet.inequality(a[None], most[None])
+        answer = project(3 * torch.randn(3, generator=random), hard & wishes.soft())
+        assert answer.status in (Status.PROJECTED, Status.WITHIN_TOL)
+        assert (answer.value >= least).all()
+        assert torch.equal(project(answer.value, hard & wishes.soft()).value, answer.value)
+        moved += int(answer.status == Status.WITHIN_TOL)
+    assert moved > 10
+
+
 def test_rows_of_small_numbers_do_not_share_the_rounding_of_large_ones():
     """float32: 3 times 0.8 is not 2.4; the first output cannot take a part of that, as its row has no rounding."""
     A = [[0.0, 2.0], [1.0, 3.0], [-3.0, 0.0], [1.0, 0.0], [0.0, 1.0]]

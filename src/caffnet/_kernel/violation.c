@@ -203,6 +203,15 @@ FN int give_way_by_rounding(Work *work) {
     return holds_firmly(work);
 }
 
+/* give_way, but where that is only rounding, the point whose rows are exceeded by their own rounding, WITHIN_TOL. */
+FN int give_way_or_round(Work *work, int which, int strict, CaffnetProof *proof) {
+    int state = give_way(work, which, strict, proof);
+    if (strict || state == CONFLICT || !misses_by_rounding(work) || holds_firmly(work)) return state;
+    if (give_way_by_rounding(work)) return CAFFNET_WITHIN_TOL;
+    choose_yielding(work, which);
+    return give_way(work, which, strict, proof); /* again, for its point and proof */
+}
+
 /* Put the point of least violation into work->y, its rows into face.held. RELAXED if soft rows give way. INFEASIBLE, with
    multipliers in work->conflict, if the hard rows exclude each other: then they give way, and the soft ones have no say.
    WITHIN_TOL where rounding explains the violation, or the proof does not hold. */
@@ -210,15 +219,9 @@ FN int least_violation(Work *work, int strict, CaffnetProof *proof) {
     int state = CONFLICT, never = work->hopeless;
     proof->gap = proof->radius = 0.0;
     choose_yielding(work, work->soft ? SOFT_ROWS : ALL_ROWS);
-    if (!work->soft) {
-        state = give_way(work, ALL_ROWS, strict, proof);
-        if (state != CAFFNET_INFEASIBLE || strict || !misses_by_rounding(work)) return state;
-        if (give_way_by_rounding(work)) return CAFFNET_WITHIN_TOL;
-        choose_yielding(work, ALL_ROWS);
-        return give_way(work, ALL_ROWS, strict, proof); /* again, for its point and proof */
-    }
+    if (!work->soft) return give_way_or_round(work, ALL_ROWS, strict, proof);
     for (Index i = 0; i < rows_of(&work->rows); i++) never = never || (is_soft(work, i) && excludes_all(work, i));
-    if (!has_impossible_hard_row(work)) state = give_way(work, SOFT_ROWS, strict, proof);
+    if (!has_impossible_hard_row(work)) state = give_way_or_round(work, SOFT_ROWS, strict, proof);
     if (state == CONFLICT) {
         choose_yielding(work, HARD_ROWS);
         if (give_way(work, HARD_ROWS, strict, proof) == CAFFNET_INFEASIBLE) return CAFFNET_INFEASIBLE;
