@@ -184,7 +184,7 @@ FN int misses_by_rounding(const Work *work) {
     int small = work->single;
     for (Index i = 0; i < rows_of(s) && small; i++) {
         double excess = excess_of(s, i, value_of(s, i, work->y));
-        small = is_finite(excess) && excess <= room_in_row(work, i, all, 0);
+        small = excess <= 0.0 || (is_finite(excess) && excess <= room_in_row(work, i, all, 0));
     }
     return small;
 }
