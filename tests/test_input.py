@@ -51,7 +51,10 @@ def test_the_errors_are_value_errors():
         (lambda: BOX and BOX, "join two sets with `a & b`, not `a and b`"),
         (lambda: bool(prepare(BOX)), "neither true nor false"),
         (lambda: torch.zeros(2) in BOX, r"Write set.contains\(y\)"),
+        (lambda: torch.zeros(2) in prepare(AffineSet.box(torch.zeros(3, 2))), r"Write set.contains\(y\)"),
         (lambda: BOX.to(torch.float16), "Sets are in float32 or float64, got to.torch.float16"),
+        (lambda: BOX.to(torch.bfloat16), "got to.torch.bfloat16"),
+        (lambda: BOX.to(torch.int64), "got to.torch.int64.: other number types cannot keep a constraint"),
         (lambda: BOX.with_metric([[2.0, 1.0], [1.5, 3.0]]), "this one is not symmetric: .* write diagonal=True"),
         (lambda: AffineSet([["a"]]), "A cannot be read as an array of numbers"),
         (lambda: AffineSet([[1.0], [1.0, 2.0]]), "A cannot be read as an array of numbers"),
@@ -131,6 +134,15 @@ def test_bounds_of_every_kind_give_a_set_in_lists_their_number_type():
     with pytest.raises(ConstraintError, match=r"f is torch\.float32, the constraints are torch\.float64"):
         project(torch.zeros(2), given)
     assert box.with_bounds([0.0, 0.5], torch.tensor([1, 2])).weak
+
+
+def test_names_may_be_texts_of_numpy():
+    set = AffineSet.inequality([[1.0, 1.0], [1.0, 0.0]], [1.0, 1.0], names=np.array(["sum", "first"]))
+    assert [type(name) for name in set.names] == [str, str]  # torch.compile takes no others
+    f = torch.tensor([[2.0, 1.0]])
+    compiled = torch.compile(lambda f: project(f, set).value, fullgraph=True, backend="eager")
+    assert torch.equal(compiled(f), project(f, set).value)
+    assert AffineSet([[1.0], [2.0]], names=np.array(["a", None])).names == ("a", "row 1")
 
 
 def test_an_index_reaches_batch_axes_only():

@@ -122,6 +122,7 @@ def test_a_layer_at_the_end_of_a_sequential_works_under_autocast():
     with autocast():
         y = net(torch.randn(4, 3))
         on_face = layer(f.to(BF16), f.to(BF16))
+        assert CAffine(lambda x: AffineSet.box(0.0, x))(f.to(BF16), x=torch.ones(5, 2)).dtype == torch.float32
     assert y.dtype == torch.float32
     assert AffineSet.box(0.0, 0.1, dim=2).contains(y).all()
     assert torch.equal(on_face, layer(f.to(BF16).float(), f.to(BF16).float()))

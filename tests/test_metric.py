@@ -124,6 +124,28 @@ def test_a_vertex_of_too_many_rows_is_projected_in_any_metric(dtype: torch.dtype
             )
 
 
+@pytest.mark.parametrize("metric", [torch.eye(2), torch.tensor([[2.0, 1.0], [1.0, 3.0]]), torch.ones(2)])
+def test_a_set_takes_its_metric_inside_a_compiled_graph(metric: Tensor):
+    box, f = AffineSet.box(0.0, 1.0, dim=2), torch.randn(5, 2, generator=torch.Generator().manual_seed(0))
+
+    def call(f: Tensor, metric: Tensor) -> Tensor:
+        return project(f, box.with_metric(metric)).value + project(f, box, metric=metric).value
+
+    compiled = torch.compile(call, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(f, metric), call(f, metric))
+
+
+def test_a_matrix_that_is_far_from_symmetric_is_taken_on_request():
+    box, f = AffineSet.box(0.0, 1.0, dim=2), torch.tensor([[2.0, -1.0], [0.5, 3.0]])
+    upper = torch.tensor([[2.0, 1.0], [0.0, 3.0]])
+    whole = project(f, box.with_metric((upper + upper.mT) / 2)).value
+    torch.testing.assert_close(project(f, box.with_metric(upper, diagonal=False)).value, whole)
+    rounded = (upper + upper.mT) / 2 + torch.tensor([[0.0, 1e-4], [0.0, 0.0]])
+    assert project(f, box, metric=rounded).answered.all()
+    none = AffineSet(torch.zeros(1, 0), None, torch.ones(1)).with_metric(torch.zeros(0, 0))
+    assert project(torch.zeros(3, 0), none).answered.all()
+
+
 def test_a_metric_in_another_number_type_is_named():
     with pytest.raises(DtypeError, match=r"^The metric is torch.float64, f is torch.float32: convert the metric"):
         project(torch.zeros(2), AffineSet.box(0.0, 1.0, dim=2), metric=np.eye(2))  # numpy: float64

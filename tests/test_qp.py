@@ -86,6 +86,24 @@ def test_a_program_may_be_written_in_lists_and_arrays():
         solve_qp(None, [1.0, 1.0], A=[[1.0, 1.0]], b=[1.0, 1.0])
 
 
+@pytest.mark.parametrize(("rows", "right"), [("G", "h"), ("A", "b")])
+def test_sparse_rows_that_are_too_many_are_refused_before_they_are_written_in_full(rows: str, right: str):
+    n = 2**20  # in full: four terabytes
+    place = torch.arange(n).expand(2, n)
+    identity = torch.sparse_coo_tensor(place, torch.ones(n), (n, n), check_invariants=True)
+    with pytest.raises(ConstraintError, match=f"solve_qp needs all {n} x {n} numbers of them"):
+        solve_qp(None, torch.zeros(n), **{rows: identity, right: torch.ones(n)})
+
+
+def test_a_program_may_be_written_in_matrices_of_scipy():
+    scipy_sparse = pytest.importorskip("scipy.sparse")
+    full = np.eye(2), np.array([-2.0, -2.5]), np.array([[1.0, 1.0]])
+    best = solve_qp(scipy_sparse.csc_array(full[0]), full[1], G=scipy_sparse.csr_matrix(full[2]), h=[1.0], lb=0.0)
+    torch.testing.assert_close(best.value, torch.tensor([0.25, 0.75], dtype=torch.float64))
+    with pytest.raises(ConstraintError, match=r"A single row a is written \[a\]"):
+        AffineSet.inequality(scipy_sparse.coo_array(np.ones(2)), [1.0])
+
+
 def test_a_nearly_singular_q_keeps_its_digits():
     """-Q⁻¹ q is at 1e10; the minimum, of size 1, has its residuals at rounding all the same."""
     _, q, A, b = program(12, batch=50, n=5, m=15)
@@ -467,6 +485,7 @@ def test_what_has_no_minimum():
     marked = solve_qp(None, torch.stack([q, -q]), corner, on_infeasible="nan")
     assert marked.status.tolist() == [Status.UNBOUNDED, Status.PROJECTED]
     assert marked.answered.tolist() == [False, True]
+    assert repr(marked) == "Solution((2, 2): 1 PROJECTED, 1 UNBOUNDED; search='active')"
     assert marked.value[0].isnan().all() and marked.objective[0].isnan() and not marked.value[1].any()
     with pytest.raises(InfeasibleError, match=r"row 0 .* row 1"):
         solve_qp(torch.eye(2), q, AffineSet.inequality([[1.0, 0.0], [-1.0, 0.0]], [0.0, -1.0]))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 
-from caffnet import AffineSet, InfeasibleError, Status, project
+from caffnet import AffineSet, ConstraintError, InfeasibleError, Status, project
 from helpers import needs_data, set_of, stored_index, stored_problem
 
 
@@ -89,6 +90,13 @@ def test_what_is_inside_is_decided_exactly(dtype: torch.dtype, size: float):
         assert 0 < inside.sum() < len(f) or step != 0
         assert torch.equal((answer.value == f).all(-1), inside)
         assert all(holds_exactly(set, answer.value))
+
+
+def test_strict_may_be_a_bool_of_numpy():
+    set, f = AffineSet.inequality([[0.1, 0.7]], [0.3]), torch.tensor([[1.0, 2.0]])
+    assert torch.equal(project(f, set, strict=np.True_).value, project(f, set, strict=True).value)
+    with pytest.raises(ConstraintError, match="strict must be True or False, got 1"):
+        project(f, set, strict=1)
 
 
 def test_digits_that_products_and_sums_lose_are_not_forgotten():

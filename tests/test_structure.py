@@ -198,6 +198,20 @@ def test_rows_of_scipy_are_read_by_their_entries(form: str):
     assert not small.contains(torch.ones(2).double())
 
 
+def test_large_chains_in_one_box_stay_direct():
+    """Equal bounds of all outputs make blocks meet at one value. The general method would need the rows in full."""
+    n = 3000
+    columns = torch.stack([torch.arange(n - 1), torch.arange(1, n)], -1).flatten()
+    signs = torch.tensor([-1.0, 1.0], dtype=DOUBLE).repeat(n - 1)
+    chain = AffineSet(sparse.from_entries(torch.arange(0, 2 * n - 1, 2), columns, signs, n), 0.0)
+    f = torch.randn(3, n, generator=torch.Generator().manual_seed(2), dtype=DOUBLE)
+    f[0] = torch.linspace(1.5, -0.5, n)
+    answer = project(f, chain & AffineSet.box(0.0, 1.0, dim=n))
+    assert (answer.status == Status.PROJECTED).all()
+    for found, wanted in zip(answer.value, f, strict=True):  # clipping after pooling is the projection
+        torch.testing.assert_close(found, torch.tensor(pooled(wanted.numpy())).clamp(0.0, 1.0))
+
+
 def test_large_sets_equal_plain_methods():
     """Box with 1e5 outputs, simplex and chain with 1e4: no matrix of their size is made."""
     stream = torch.Generator().manual_seed(0)

@@ -418,7 +418,7 @@ def _check_point(name: str, t: Tensor, constraints: AffineSet) -> None:
     if t.dtype not in (torch.float32, torch.float64):
         raise DtypeError(
             f"{name} is {t.dtype}; the layer works in float32 or float64: write {name}.float() "
-            "(under autocast, call the layer on the float32 output)."
+            "(under autocast, layers do this, `project` does not)."
         )
     if t.layout != torch.strided or t.is_nested:
         kind = "nested" if t.is_nested else "sparse"

@@ -200,7 +200,7 @@ def _with_objective(rows: AffineSet, Q: ArrayLike | None, q: Tensor) -> AffineSe
         return rows  # `validate` raises the error
     if Q is None or (isinstance(Q, int | float) and Q == 0):
         return rows
-    matrix = Q if isinstance(Q, Tensor) else torch.as_tensor(np.asarray(Q), dtype=q.dtype, device=q.device)
+    matrix = Q if isinstance(Q, Tensor) else read_array(Q, "Q").to(q.device, q.dtype)
     if matrix.dtype != q.dtype or matrix.device != q.device:
         raise ConstraintError(f"Q is {matrix.dtype} on {matrix.device}, q is {q.dtype} on {q.device}: convert one.")
     matrix = matrix.unsqueeze(-2) if matrix.ndim == 1 else matrix

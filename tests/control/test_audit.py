@@ -57,7 +57,7 @@ def test_an_adaptive_cruise_control_lacks_brakes():
     random, more = found.infeasible[: found.first], found.infeasible[found.first :]
     assert str(found).startswith(
         f"{int(random.sum())} of 4096 random states ({100 * found.share:.3g} % of the region) have no admissible "
-        f"input; of {len(more)} more near the worst, {int(more.sum())}.\n"
+        f"input, and {int(more.sum())} of {len(more)} drawn near the worst one.\n"
     )
     safe = audit(cruise(drag=False), [0.0, 0.0], [40.0, 150.0], where=lambda x: x[..., 1] >= 1.8 * x[..., 0])
     assert safe.infeasible.any() and safe.proof == "not tried"  # even among those that keep their distance
@@ -233,7 +233,7 @@ def test_a_high_order_is_audited():
 
 # ------------------------------------------------------------------------------------------------ the command
 
-FILE = """
+FILE = """from typing import Any, Callable
 import torch
 from caffnet import AffineSet
 from caffnet.control import BarrierConstraint, InsideBox, Integrator

@@ -478,6 +478,8 @@ def test_a_drift_of_another_size_is_refused_when_a_constraint_is_built(size):
         with pytest.raises(ConstraintError, match=message):
             build()
     BarrierConstraint(system, speed, samples=torch.empty(0, 2))  # nothing is looked at
+    right = ControlAffine(2, 1, lambda x: torch.stack([x[..., 1], -x[..., 0]], -1), column)
+    BarrierConstraint(right, Moving(speed, [0.0, 0.0]), samples=torch.randn(5, 3))  # with time, which the drift lacks
 
 
 def test_a_drift_that_takes_single_states_only_is_kept():

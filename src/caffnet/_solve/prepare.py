@@ -21,7 +21,7 @@ _CHEAP = 200_000
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
-    """A set with its search chosen. Use it wherever an `AffineSet` is expected.
+    """A set with its search chosen. `project`, `solve_qp`, layers and constraint functions take it like an `AffineSet`.
 
     Attributes:
         set: the set itself.
@@ -37,6 +37,9 @@ class Prepared:
 
     def __bool__(self) -> bool:
         return bool(self.set)
+
+    def __contains__(self, y: object) -> bool:
+        return y in self.set
 
     def __and__(self, other: AffineSet | Prepared) -> AffineSet:
         """The intersection, which is not prepared."""

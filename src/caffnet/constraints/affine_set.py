@@ -273,7 +273,10 @@ class AffineSet:
 
     def __bool__(self) -> bool:
         """Refuse a truth value: `a and b` would keep the rows of b alone."""
-        raise ConstraintError("A set is neither true nor false: join two sets with `a & b`, not `a and b`.")
+        raise ConstraintError(
+            "A set is neither true nor false: join two sets with `a & b`, not `a and b`; to ask whether there is one, "
+            "write `set is not None`."
+        )
 
     def __contains__(self, y: object) -> bool:
         """Refuse `y in set`, which Python would answer for all samples at once."""
@@ -314,7 +317,9 @@ class AffineSet:
         typed = "dtype" in kwargs or any(isinstance(arg, torch.dtype | Tensor) for arg in args)
         found = self._map(lambda t: t.to(*args, **kwargs), self._weak and not typed)
         if found.dtype not in (torch.float32, torch.float64):
-            raise DtypeError(f"Sets are in float32 or float64, got to({found.dtype}): half cannot keep a constraint.")
+            raise DtypeError(
+                f"Sets are in float32 or float64, got to({found.dtype}): other number types cannot keep a constraint."
+            )
         return found
 
     def _map(self, change: Callable[[Tensor], Tensor], weak: bool) -> AffineSet:
@@ -329,7 +334,8 @@ class AffineSet:
 
         Args:
             metric: M, positive definite, ``(..., n, n)``; only its symmetric part counts. Or its diagonal ``(..., n)``.
-            diagonal: True if `metric` is the diagonal; None means True if it has one axis.
+            diagonal: True if `metric` is the diagonal; None means True if it has one axis. One matrix that is far from
+                symmetric is refused, as it may be one diagonal for each sample; False takes it.
 
         A constraint function returns its set with a metric: ``lambda x: set_at(x).with_metric(M(x))``.
         The closed form of a sub-constraint is then the point of its flat nearest to ``f + w`` in M; gradients reach M.
@@ -348,9 +354,12 @@ class AffineSet:
                 f"The metric must have shape (..., {self.n}, {self.n}), or (..., {self.n}) for a diagonal (write "
                 f"diagonal=True if that has batch axes), got {shape}."
             )
-        if diagonal is None and len(shape) == 2 and is_concrete(given) and not is_compiling():
-            apart = (given - given.mT).abs().amax() if self.n else given.new_zeros(())
-            if apart > tolerance.ASYMMETRY * given.abs().amax():
+        if diagonal is None and len(shape) == 2 and self.n and not is_compiling() and is_concrete(given):
+            turned = given.mT
+            if (
+                not torch.equal(given, turned)
+                and (given - turned).abs().amax() > tolerance.ASYMMETRY * given.abs().amax()
+            ):
                 raise ConstraintError(
                     f"A metric of shape {shape} is a matrix, and this one is not symmetric: for one diagonal per "
                     "sample write diagonal=True; to use its symmetric part, (M + M.mT) / 2."

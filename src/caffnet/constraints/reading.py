@@ -38,7 +38,7 @@ def as_tensors(**given: ArrayLike | None) -> tuple[dict[str, Tensor | None], boo
                 "zeros and infinite bounds, or build one set for each sample."
             )
         if tensor.layout != torch.strided:
-            tensor = sparse.store(tensor) if name in ("A", "C") else tensor.to_dense()
+            tensor = sparse.store(tensor) if name in ("A", "C", "G") else tensor.to_dense()
         tensors[name] = tensor
         if typed and tensor.is_floating_point():
             strong[name] = tensor.dtype
@@ -59,6 +59,8 @@ def as_tensors(**given: ArrayLike | None) -> tuple[dict[str, Tensor | None], boo
 
 def _from_scipy(value: Any) -> Tensor:
     """Read a sparse matrix of scipy, in any of its formats."""
+    if value.ndim != 2:
+        return read(value)
     entries = value.tocoo()
     return torch.sparse_coo_tensor(
         torch.as_tensor(np.stack([entries.row, entries.col])),
@@ -80,6 +82,8 @@ def read_array(value: Any, name: str) -> Tensor:
 
 def read(value: Any) -> Tensor:
     """Read an array with its number type, lists and scalars in double precision; stack tensors in lists."""
+    if hasattr(value, "toarray"):  # a sparse matrix of scipy
+        value = value.toarray()
     if isinstance(value, np.ndarray):
         return torch.tensor(value)
     if isinstance(value, Sequence) and holds_tensor(value):

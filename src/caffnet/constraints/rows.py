@@ -86,7 +86,7 @@ def read_labels(names: Sequence[str | None] | None, m: int) -> Labels:
                 f"names must be texts, got {type(name).__name__} {name!r}: for rows with two sides write "
                 "AffineSet(A, lower, upper)."
             )
-    return tuple(names)
+    return tuple(None if name is None else str(name) for name in names)  # as numpy has texts of its own
 
 
 #: The same for names that come again and again.

@@ -94,7 +94,7 @@ class Audit:
             "admissible input"
         )
         lines = [
-            f"{found}; of {len(more)} more near the worst, {int(more.sum())}." if len(more) else f"{found}.",
+            f"{found}, and {int(more.sum())} of {len(more)} drawn near the worst one." if len(more) else f"{found}.",
             f"Smallest depth {float(self.depths.min()):.4g} at {place}.",
         ]
         if self.conflict:
@@ -159,7 +159,7 @@ def audit(
     >>> print(audit(safe, [-1.0], [1.0], samples=256).proof)
     feasible
     >>> print(audit(safe, [-3.0], [3.0], samples=256))   # beyond 2 it cannot come back fast enough
-    84 of 256 random states (32.8 % of the region) have no admissible input; of 257 more near the worst, 257.
+    84 of 256 random states (32.8 % of the region) have no admissible input, and 257 of 257 drawn near the worst one.
     Smallest depth -0.5 at x0 = 3.
     In conflict there: p <= 1, row 2.
     Proof: infeasible.
