@@ -1014,6 +1014,18 @@ def test_rows_of_small_numbers_do_not_share_the_rounding_of_large_ones():
         project(f, set & AffineSet.box([1e-3, 0.0], None))
 
 
+def test_a_conflict_smaller_than_the_rounding_of_other_outputs_keeps_its_point_and_proof():
+    """float32: y0 = 0 and y0 >= 1e-8 beside y1 = 0.8. The rows of y0 have no rounding to give way by."""
+    set = AffineSet.equality([[-3.0, 0.0], [0.0, 1.0]], [0.0, 0.8]) & AffineSet.box([1e-8, 0.0], None)
+    f = torch.randn(4, 2, generator=torch.Generator().manual_seed(0))
+    with pytest.raises(InfeasibleError, match=r"row 2 \(lower bound, multiplier 0.75\), row 0") as caught:
+        project(f, set)
+    assert all(conflict.proven for conflict in caught.value.conflicts)
+    nearest = project(f, set, on_infeasible="nearest")
+    assert (nearest.status == Status.INFEASIBLE).all()
+    torch.testing.assert_close(nearest.value, torch.tensor([2.5e-9, 0.8]).expand(4, 2), rtol=1e-6, atol=0.0)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("unit", [1.0, 1e3, 1e6, 1e9])
 def test_the_units_of_wishes_with_a_weight_do_not_matter(dtype: torch.dtype, unit: float):

@@ -146,6 +146,13 @@ def test_a_matrix_that_is_far_from_symmetric_is_taken_on_request():
     assert project(torch.zeros(3, 0), none).answered.all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_metric_of_a_layer_meets_a_set_in_lists(dtype: torch.dtype):
+    box = AffineSet.equality([[1.0, 1.0]], [1.0])
+    layer, f = CAffine(lambda x: box, metric=[2.0, 1.0]), torch.randn(5, 2, dtype=dtype)
+    assert torch.equal(layer(f, x=f), project(f, box, metric=[2.0, 1.0]).value)
+
+
 def test_a_metric_in_another_number_type_is_named():
     with pytest.raises(DtypeError, match=r"^The metric is torch.float64, f is torch.float32: convert the metric"):
         project(torch.zeros(2), AffineSet.box(0.0, 1.0, dim=2), metric=np.eye(2))  # numpy: float64

@@ -159,7 +159,7 @@ class CAffine(nn.Module):
         self, f: Tensor, w: NullVector, x: Any, value_only: bool = False
     ) -> tuple[Tensor, Tensor, Tensor, str, AffineSet, Tensor | None]:
         """Return the fields of a `Projection`; `value_only` as in `solve_checked`."""
-        constraints, options = self._constraints(x), self._options
+        constraints, options = self._constraints(x, f), self._options
         f, null = self._read(f, constraints), None
         if w is not None:
             null = full_precision(w(self._in_need_of_w(f, constraints)) if callable(w) else w)
@@ -185,7 +185,7 @@ class CAffine(nn.Module):
         """Return the constraints for the input `x`."""
         return set_of(self._constraints(x))
 
-    def _constraints(self, x: Any) -> AffineSet | Prepared:
+    def _constraints(self, x: Any, f: Any = None) -> AffineSet | Prepared:
         if self._prepared is not None:
             return self._prepared
         if x is None or self.constraint is None:
@@ -209,7 +209,10 @@ class CAffine(nn.Module):
                 "The layer has a metric, and so has the set of its constraint function: give it in one of the two "
                 "places."
             )
-        return made.with_metric(metric.to(rows.dtype))
+        kind = rows.dtype
+        if rows.weak and isinstance(f, Tensor):  # lists take the type of f
+            kind = torch.float64 if f.dtype == torch.float64 else torch.float32
+        return made.with_metric(metric.to(kind))
 
     def _in_need_of_w(self, f: Tensor, constraints: AffineSet | Prepared) -> Tensor:
         """Mask ``(...)`` of the samples whose f is not feasible; all, with equalities or where numbers are unknown."""
