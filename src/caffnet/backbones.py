@@ -43,11 +43,7 @@ class FeedForward(nn.Sequential):
     ):
         if layers is not None:
             _check_whole("layers", layers, 0)
-        widths = (
-            hidden
-            if isinstance(hidden, Sequence) and not isinstance(hidden, str)
-            else [hidden] * (3 if layers is None else layers)
-        )
+        widths = hidden if isinstance(hidden, Sequence) else [hidden] * (3 if layers is None else layers)
         if layers not in (None, len(widths)):
             raise ValueError(f"hidden has {len(widths)} widths, layers is {layers}: leave layers out.")
         for name, size in (("n_in", n_in), ("n_out", n_out), *(("hidden", width) for width in widths)):
