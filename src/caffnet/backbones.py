@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -34,7 +34,7 @@ class FeedForward(nn.Sequential):
         self,
         n_in: int,
         n_out: int,
-        hidden: int | Sequence[int] = 200,
+        hidden: int | list[int] | tuple[int, ...] = 200,
         layers: int | None = None,
         *,
         batch_norm: bool = False,
@@ -43,7 +43,7 @@ class FeedForward(nn.Sequential):
     ):
         if layers is not None:
             _check_whole("layers", layers, 0)
-        widths = hidden if isinstance(hidden, Sequence) else [hidden] * (3 if layers is None else layers)
+        widths = hidden if isinstance(hidden, list | tuple) else [hidden] * (3 if layers is None else layers)
         if layers not in (None, len(widths)):
             raise ValueError(f"hidden has {len(widths)} widths, layers is {layers}: leave layers out.")
         for name, size in (("n_in", n_in), ("n_out", n_out), *(("hidden", width) for width in widths)):
