@@ -655,3 +655,32 @@ def test_more_levels_than_any_table_holds(strict: bool):
     f = torch.randn(count, dtype=DOUBLE, generator=torch.Generator().manual_seed(2))
     answer = project(f, wishes & AffineSet.inequality(torch.ones(1, count, dtype=DOUBLE), [1e3]), strict=strict)
     assert (wishes.violation(answer.value)[:count] + bounds).abs().max() < 1e-10
+
+
+@pytest.mark.parametrize("count", [20, 40, 90])
+def test_gradients_of_many_rows_that_give_way_are_those_of_the_closed_form(count: int):
+    """Every row gives way by an amount of its own; only the largest of them determine the point."""
+    random = torch.Generator().manual_seed(count)
+    A = torch.randn(count, 2, generator=random, dtype=DOUBLE)
+    bounds = (-3 * A.norm(dim=1) - torch.rand(count, generator=random, dtype=DOUBLE)).requires_grad_()
+    f = torch.tensor([0.5, 0.2], dtype=DOUBLE)
+
+    def total(b: Tensor) -> Tensor:
+        return project(f, AffineSet.inequality(A, b).soft()).value.sum()
+
+    (slope,) = torch.autograd.grad(total(bounds), bounds)
+    (again,) = torch.autograd.grad(total(bounds), bounds, create_graph=True)
+    torch.testing.assert_close(slope, again)
+    step = 1e-6 * torch.randn(count, generator=random, dtype=DOUBLE)
+    difference = (total(bounds.detach() + step) - total(bounds.detach() - step)) / 2
+    torch.testing.assert_close(slope @ step, difference, rtol=1e-4, atol=0.0)
+
+
+def test_hard_rows_that_rounding_alone_makes_empty_have_an_answer_beside_soft_ones():
+    """float32: 0.9 is less than 3 times 0.3."""
+    hard = AffineSet.box([0.3, 0.0], None) & AffineSet.inequality([[3.0, 2.0]], [0.9])
+    f = 3 * torch.randn(200, 2, generator=torch.Generator().manual_seed(2))
+    for wish in ([5.0], [-100.0]):
+        answer = project(f, hard & AffineSet.inequality([[1.0, 1.0]], wish).soft())
+        assert hard.contains(answer.value).all()
+        assert bool((answer.status == Status.RELAXED).all()) == (wish[0] < 0)

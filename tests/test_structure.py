@@ -212,6 +212,30 @@ def test_large_chains_in_one_box_stay_direct():
         torch.testing.assert_close(found, torch.tensor(pooled(wanted.numpy())).clamp(0.0, 1.0))
 
 
+@pytest.mark.parametrize("upper", [1.0, float("inf")])
+def test_large_sets_that_rise_and_fall_have_an_answer(upper: float):
+    """Newton's method takes hundreds of rounds, and the rows are too many for the general method."""
+    n = 3000
+    links, sign = torch.arange(n - 1), torch.where(torch.arange(n - 1) < n // 2, 1.0, -1.0)
+    places = torch.stack([torch.cat([links, links]), torch.cat([links, links + 1])])
+    rows = torch.sparse_coo_tensor(places, torch.cat([-sign, sign]), (n - 1, n), check_invariants=True)
+    set = AffineSet(rows, torch.zeros(n - 1), None) & AffineSet.box(0.0, upper, dim=n)
+    answer = project(torch.randn(2, n, generator=torch.Generator().manual_seed(0)), set)
+    assert (answer.status == Status.PROJECTED).all()
+    assert set.contains(answer.value).all()
+
+
+def test_few_rows_of_very_many_outputs_need_little_memory():
+    stream = torch.Generator().manual_seed(0)
+    n, A = 40_000, torch.randn(3, 40_000, generator=stream, dtype=DOUBLE)
+    f = torch.randn(1, n, generator=stream, dtype=DOUBLE)
+    assert native.workspace_size(n, 3, native.SEARCHES["active"]) < 200 * n * 8
+    answer = project(f, AffineSet.inequality(A, -torch.ones(3, dtype=DOUBLE)))
+    assert (answer.status == Status.PROJECTED).all()
+    held = A[answer.active[0] != 0]
+    torch.testing.assert_close(answer.value, f - (f @ held.mT + 1) @ torch.linalg.pinv(held).mT)
+
+
 def test_large_sets_equal_plain_methods():
     """Box with 1e5 outputs, simplex and chain with 1e4: no matrix of their size is made."""
     stream = torch.Generator().manual_seed(0)

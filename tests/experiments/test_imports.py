@@ -44,6 +44,16 @@ def test_importing_the_library_loads_no_optional_package():
     assert done.stdout.strip() == "[]"
 
 
+def test_the_benchmark_needs_no_package_of_the_experiments():
+    modules = ("caffnet_lab.bench." + name for name in ("claims", "everyday", "machine", "measure", "report", "tasks"))
+    code = (
+        f"import sys, caffnet_lab.experiments.progress, {', '.join(modules)}; "
+        "print([m for m in ('safetensors', 'casadi', 'scipy', 'highspy') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
 def test_command_line_runs_and_reports(tmp_path, monkeypatch):
     monkeypatch.setattr("caffnet_lab.experiments.report.figures.DPI", 30)
     out = str(tmp_path / "results")

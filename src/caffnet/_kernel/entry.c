@@ -58,6 +58,7 @@ FN size_t carve(Work *work, int64_t outputs, int64_t count, const int32_t *start
     s->n = (Index)outputs;
     s->start = start;
     size_t n = (size_t)outputs_of(s), m = (size_t)rows_of(s), wide = m > n ? m : n, dense = !is_sparse(s);
+    size_t most = m < n ? m : n; /* rows in a face */
     size_t deep = search == CAFFNET_ACTIVE ? 1 : n + 1, paper = search == CAFFNET_PAPER ? n + 1 : 0;
     s->A = DOUBLES(dense ? m * n : (size_t)start[m]);
     s->exponent = INDICES(m);
@@ -131,8 +132,8 @@ FN size_t carve(Work *work, int64_t outputs, int64_t count, const int32_t *start
     walk->pinv = DOUBLES(paper * n * n);
     walk->null = DOUBLES(paper * n * n);
     for (int c = 0; c < 3; c++) { /* last: a box does not touch them, and large memory costs when it is touched */
-        faces[c]->Q = DOUBLES(dense * n * n);
-        faces[c]->R = DOUBLES(dense * n * n);
+        faces[c]->Q = DOUBLES(dense * most * n);
+        faces[c]->R = DOUBLES(dense * most * n);
     }
     face->rest = DOUBLES(dense * m * n);
     face->part = DOUBLES(dense * m * n);

@@ -39,8 +39,12 @@ enum { WHOLE = -1, PARTLY = -2 };       /* in place of an output: a row whose n 
 #define ROUNDING 0x1p-51
 /* Every row may be exceeded by this many times t.search of the largest output, however small its own numbers are. */
 #define SHARE_OF_ALL 4.0
-/* The most levels of soft rows that a gradient distinguishes. */
+/* The most levels of soft rows that a gradient distinguishes; gradient.py takes samples with more rows that give way. */
+#ifdef __CUDACC__
 #define LEVELS 16
+#else
+#define LEVELS 64
+#endif
 /* A remainder |z|^2 below this share of |a|^2 is projected again. A new row multiplies the error in the orthogonality of the
    directions by |d| / |z|, which is at most 1 from one half on: so the error does not grow from row to row. */
 #define CANCELLATION 0.5
@@ -56,6 +60,10 @@ enum { WHOLE = -1, PARTLY = -2 };       /* in place of an output: a row whose n 
    piece, where the full step is. */
 #define LINE_SEARCH 0.1
 #define NEWTON_ROUNDS 100
+/* The same for a set that is too large to be searched in full afterwards (FULL_ENTRIES, as _FULL of native.py). Chains that
+   rise and fall in a box take up to half as many rounds as they have outputs. */
+#define NEWTON_ROUNDS_ALONE 3000
+#define FULL_ENTRIES 0x800000
 /* Rows become the tail of cholesky.c when each has this share of the others as neighbours. */
 #define FULL_TAIL 0.5
 /* Most numbers in its factors: 256 MB, of which only the used part is ever touched. */
@@ -127,8 +135,8 @@ typedef struct {
 /* A sub-constraint, factorised: a_{rows[j]} = sum_{i <= j} R_ij q_i with orthonormal q. */
 typedef struct {
     Index k;
-    double *Q;          /* (n, n) one direction per line */
-    double *R;          /* (n, n) upper triangular */
+    double *Q;          /* (min(m, n), n) one direction per line */
+    double *R;          /* the same size, upper triangular */
     double *inverse;    /* (n,) 1 / R_jj */
     Index *rows;        /* (n,) */
     double *sides;      /* (n,) +1 or -1: at the upper or the lower bound */

@@ -227,6 +227,7 @@ FN Index newton_search(Work *work, const double *g, double *y, double fine) {
     const Direct *d = &s->direct;
     Face *face = &work->face;
     Index n = outputs_of(s), m = rows_of(s);
+    int most = (int64_t)n * ((int64_t)m + n) > FULL_ENTRIES ? NEWTON_ROUNDS_ALONE : NEWTON_ROUNDS;
     double scale = largest(g, n), *u = w->u;
     int8_t *moving = w->moving;
     order_rows(s);
@@ -243,7 +244,7 @@ FN Index newton_search(Work *work, const double *g, double *y, double fine) {
             open = open || violated;
         }
         if (!open) break;
-        if (round == NEWTON_ROUNDS || (work->cancel && *work->cancel)) return NOT_FOUND;
+        if (round == most || (work->cancel && *work->cancel)) return NOT_FOUND;
         for (Index j = 0; j < n; j++) d->side[j] = (int8_t)(y[j] != w->x[j]);
         if (!newton_step(work)) return NOT_FOUND;
         climb_dual(s, g, before, y);

@@ -61,11 +61,21 @@ class _Solved(torch.autograd.Function):
         problem = Problem(*ctx.saved_tensors[:6], *ctx.rows)
         found, wanted = Answer(*ctx.saved_tensors[6:]), ctx.needs_input_grad[:6]
         slopes: Sequence[Tensor | None]
-        if is_compiling() or (not torch.is_grad_enabled() and is_concrete(v) and not in_transform()):
+        if is_compiling() or not (
+            torch.is_grad_enabled() or in_transform() or not is_concrete(v) or _has_many_levels(problem, found)
+        ):
             slopes = run.gradient(v, problem, found, ctx.options, wanted)
         else:
             slopes = _again(problem, found, ctx.options, wanted, v)
         return *(t if want else None for t, want in zip(slopes, wanted, strict=True)), *(None,) * 6
+
+
+def _has_many_levels(problem: Problem, found: Answer) -> bool:
+    """Return True if more soft rows give way in a sample than the kernel distinguishes (LEVELS of internal.h)."""
+    if not problem.soft:
+        return False
+    giving = (found.active != 0) & is_kind(problem.soft, SOFT, found.active.device) & _relaxed(found)
+    return bool((giving.sum(-1) > (64 if giving.is_cpu else 16)).any())
 
 
 def _again(problem: Problem, found: Answer, options: Options, wanted: Sequence[bool], v: Tensor) -> list[Tensor | None]:

@@ -6,16 +6,18 @@ import contextlib
 import functools
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from caffnet_lab.experiments.campaign import OnDone, OnTick
-from caffnet_lab.experiments.config import RunConfig
-from caffnet_lab.experiments.training import Tick
 from caffnet_lab.experiments.yardsticks.tasks import DRIVES, FORECASTS, OPTIMISED
+
+if TYPE_CHECKING:  # `caffnet bench` shows progress too, and needs no packages of the experiments
+    from caffnet_lab.experiments.campaign import OnDone, OnTick
+    from caffnet_lab.experiments.config import RunConfig
+    from caffnet_lab.experiments.training import Tick
 
 #: The number that a run is judged by; a dot goes into a group.
 HEADLINE = {
