@@ -177,14 +177,14 @@ FN double room_in_row(const Work *work, Index i, double all, int own) {
     return work->t.feasibility * ((own ? size_at(s, i, work->y, all) : all) + bound) + work->t.underflow;
 }
 
-/* float32: whether work->y exceeds every row that is not ignored by no more than the rounding of the largest output. */
+/* float32: whether work->y exceeds every row by no more than the rounding of the largest output. */
 FN int misses_by_rounding(const Work *work) {
     const Rows *s = &work->rows;
     double all = 2.0 * largest(work->y, outputs_of(s));
     int small = work->single;
     for (Index i = 0; i < rows_of(s) && small; i++) {
         double excess = excess_of(s, i, value_of(s, i, work->y));
-        small = excess <= 0.0 || work->give[i] == HUGE_VAL || (is_finite(excess) && excess <= room_in_row(work, i, all, 0));
+        small = excess <= 0.0 || (is_finite(excess) && excess <= room_in_row(work, i, all, 0));
     }
     return small;
 }
@@ -224,8 +224,7 @@ FN int least_violation(Work *work, int strict, CaffnetProof *proof) {
     if (!has_impossible_hard_row(work)) state = give_way_or_round(work, SOFT_ROWS, strict, proof);
     if (state == CONFLICT) {
         choose_yielding(work, HARD_ROWS);
-        state = give_way(work, HARD_ROWS, strict, proof);
-        if (state == CAFFNET_INFEASIBLE && (strict || !misses_by_rounding(work))) return CAFFNET_INFEASIBLE;
+        if (give_way(work, HARD_ROWS, strict, proof) == CAFFNET_INFEASIBLE) return CAFFNET_INFEASIBLE;
         /* Hard rows exclude each other by rounding only: relax them by it. */
         double relax = work->relax, size = largest(work->g, outputs_of(&work->rows)) + largest(work->y, outputs_of(&work->rows));
         choose_yielding(work, SOFT_ROWS);
