@@ -674,3 +674,14 @@ def test_gradients_of_many_rows_that_give_way_are_those_of_the_closed_form(count
     step = 1e-6 * torch.randn(count, generator=random, dtype=DOUBLE)
     difference = (total(bounds.detach() + step) - total(bounds.detach() - step)) / 2
     torch.testing.assert_close(slope @ step, difference, rtol=1e-4, atol=0.0)
+
+
+def test_a_sample_that_needs_finer_digits_leaves_the_others_as_they_are():
+    """float32: only the wishes of sample 0 are in large units; the hard rows of all depend on each other but for rounding."""
+    unit, row = torch.tensor([1e7, 1.0]).reshape(2, 1, 1), torch.tensor([[1.0, 0.0, 0.0]])
+    wishes = AffineSet(unit * row, unit.squeeze(-1), None) & AffineSet(unit * row, None, -2 * unit.squeeze(-1))
+    hard = AffineSet.inequality([[0.0, 0.1, 0.3], [0.0, -0.3, -0.9]], [0.4, -1.2])
+    set = wishes.soft(torch.tensor([10.0, 40.0])) & hard
+    f = 3 * torch.randn(2, 3, generator=torch.Generator().manual_seed(16))
+    alone = torch.cat([project(f[i : i + 1], set[i : i + 1]).value for i in range(2)])
+    assert torch.equal(project(f, set).value, alone)
