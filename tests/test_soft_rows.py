@@ -677,7 +677,7 @@ def test_gradients_of_many_rows_that_give_way_are_those_of_the_closed_form(count
 
 
 def test_a_sample_that_needs_finer_digits_leaves_the_others_as_they_are():
-    """float32: only the wishes of sample 0 are in large units; the hard rows of all depend on each other but for rounding."""
+    """float32: the wishes of sample 0 are in large units; the hard rows depend on each other but for rounding."""
     unit, row = torch.tensor([1e7, 1.0]).reshape(2, 1, 1), torch.tensor([[1.0, 0.0, 0.0]])
     wishes = AffineSet(unit * row, unit.squeeze(-1), None) & AffineSet(unit * row, None, -2 * unit.squeeze(-1))
     hard = AffineSet.inequality([[0.0, 0.1, 0.3], [0.0, -0.3, -0.9]], [0.4, -1.2])
