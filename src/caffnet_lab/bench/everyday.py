@@ -1,8 +1,9 @@
 """The layer as people call it: written as a function, one sample at a time, float32, and on a bad day.
 
 Every line is a ratio of two calls that take turns in one run, so a disturbance of the machine hits both; the figure is
-the ratio of their medians. With one thread the processor's time counts: other programs do not lengthen it. The limits
-are what the library promises for the ordinary way of writing the code.
+the ratio of their medians. As in `measure`, a turn is a block of calls, and one that is not timed comes before it: what
+the other call left in the caches does not count. With one thread the processor's time counts: other programs do not
+lengthen it. The limits are what the library promises for the ordinary way of writing the code.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from caffnet_lab.bench.tasks import SEED, TASKS, Task
 
 NAME = "everyday"  # as a task of `caffnet bench`
 Call = Callable[[], object]
+
+_BLOCK = 5e-3  # seconds of a block of calls
 
 _COLD_START = """
 import resource, time, torch
@@ -50,20 +53,19 @@ def measure(quick: bool = False, announce: Callable[[str], None] = lambda line: 
 def _ratio(one: Call, other: Call, rounds: int) -> float:
     """Median time of the first call over that of the second; short calls are repeated within a round."""
     clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
-    seconds = []
-    for call in (one, other):
+
+    def block(call: Call, count: int) -> float:
         call()
         begin = clock()
-        call()
-        seconds.append(max(clock() - begin, 1e-7))
-    repeats = [max(1, min(200, int(2e-3 / s))) for s in seconds]
-    times: tuple[list[float], list[float]] = ([], [])
+        for _ in range(count):
+            call()
+        return (clock() - begin) / count
+
+    calls, times = (one, other), ([], [])
+    repeats = [max(1, min(200, int(_BLOCK / max(block(call, 3), 1e-7)))) for call in calls]
     for _ in range(rounds):
-        for call, count, mine in zip((one, other), repeats, times, strict=True):
-            begin = clock()
-            for _ in range(count):
-                call()
-            mine.append((clock() - begin) / count)
+        for call, count, mine in zip(calls, repeats, times, strict=True):
+            mine.append(block(call, count))
     return statistics.median(times[0]) / statistics.median(times[1])
 
 

@@ -9,6 +9,7 @@ and are asked for 1e-9 where they can be asked. Constraints are converted before
 
 from __future__ import annotations
 
+import os
 import types
 import warnings
 from typing import Any
@@ -96,10 +97,22 @@ def proxsuite(task: Task, limits: Limits) -> Ready:
 # ------------------------------------------------------------------------------------------------- JAX layers
 
 
-def _of_jax(call: Any, task: Task) -> Ready:
-    """From a batched JAX function ``f -> y``, compiled; arrays are converted outside of the clock's reach."""
+def _import_jax() -> Any:
+    """JAX in double precision, with four threads at least.
+
+    With two threads, as it has on two cores, two triangular solves at once wait for each other forever (jaxlib 0.10,
+    qpax at n = 1000).
+    """
+    os.environ.setdefault("NPROC", str(max(4, os.cpu_count() or 1)))
     import jax
 
+    jax.config.update("jax_enable_x64", True)
+    return jax
+
+
+def _of_jax(call: Any, task: Task) -> Ready:
+    """From a batched JAX function ``f -> y``, compiled; arrays are converted outside of the clock's reach."""
+    jax = _import_jax()
     f, v = jax.numpy.asarray(task.f.numpy()), jax.numpy.asarray(task.v.numpy())
 
     def both(f: Any, v: Any) -> Any:
@@ -119,9 +132,7 @@ def _of_jax(call: Any, task: Task) -> Ready:
 
 def qpax(task: Task, limits: Limits) -> Ready:
     """The interior-point method of qpax, differentiable with respect to its data; its gradient is smoothed."""
-    import jax
-
-    jax.config.update("jax_enable_x64", True)
+    jax = _import_jax()
     import qpax as package
 
     s = task.standard()
@@ -140,9 +151,7 @@ def pinet(task: Task, limits: Limits) -> Ready:
     """Pinet's operator splitting, where all samples share A."""
     if not task.shared:
         raise Refused("its rows are fixed when the layer is built: one A for all samples")
-    import jax
-
-    jax.config.update("jax_enable_x64", True)
+    jax = _import_jax()
     import pinet as package
 
     if not hasattr(package, "ProjectionInstance"):
