@@ -42,6 +42,13 @@ def test_hidden_layers_may_have_widths_of_their_own():
     assert [type(part) for part in FeedForward(3, 2, hidden=[])] == [type(part) for part in FeedForward(3, 2, layers=0)]
 
 
+def test_a_slice_of_a_network_is_a_sequence_of_its_parts():
+    net, x = FeedForward(3, 2, hidden=[8, 5]), torch.randn(4, 3)
+    features = net[:-1]
+    assert type(features) is torch.nn.Sequential and features(x).shape == (4, 5)
+    torch.testing.assert_close(net[-1](features(x)), net(x))
+
+
 @pytest.mark.parametrize(
     ("build", "message"),
     [

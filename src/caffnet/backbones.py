@@ -67,6 +67,10 @@ class FeedForward(nn.Sequential):
             if isinstance(module, nn.Linear):
                 nn.init.xavier_normal_(module.weight)
 
+    def __getitem__(self, idx: Any) -> Any:
+        """A part, or an `nn.Sequential` of those in a slice: ``net[:-1]`` gives the features before the last map."""
+        return nn.Sequential(*list(self)[idx]) if isinstance(idx, slice) else super().__getitem__(idx)
+
 
 def _check_whole(name: str, value: Any, least: int) -> None:
     if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < least:
