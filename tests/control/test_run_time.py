@@ -369,6 +369,10 @@ def test_errors_name_step_time_and_state():
         )
     with pytest.raises(ConstraintError, match="substeps must be a whole number >= 1, got 0"):
         rollout(mass, broken, start, 5, 0.1, substeps=0)
+    with pytest.raises(
+        ConstraintError, match=r"got function: the order is rollout\(system, policy, start, steps, dt\)"
+    ):
+        rollout(broken, mass, start, 5, 0.1)
 
 
 # ------------------------------------------------------------------------------------------------ systems

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from caffnet._solve.tracing import is_compiling, is_concrete, may_branch, no_autocast
-from caffnet.control.systems.base import ControlAffine, check_states
+from caffnet.control.systems.base import ControlAffine, check_states, check_system
 from caffnet.errors import ConstraintError, InfeasibleError
 
 
@@ -125,6 +125,7 @@ def rollout(
     >>> path.states.shape, path.inputs.shape
     (torch.Size([5, 11, 3]), torch.Size([5, 10, 2]))
     """
+    check_system(system, "rollout(system, policy, start, steps, dt)")
     check_steps("A rollout", steps, dt)
     check_states("start", start, system.n_x)
     if not isinstance(substeps, numbers.Integral) or isinstance(substeps, bool) or substeps < 1:

@@ -123,8 +123,9 @@ class OutsideCircles(Barrier):
         self.centres, self.radii = constant("centres", centres), constant("radii", radii)
         self.position = check_position(position)
         if self.centres.ndim != 2 or self.centres.shape[1] != len(self.position):
+            hint = ": one circle is written OutsideCircles([centre], [radius])" if self.centres.ndim == 1 else ""
             raise ConstraintError(
-                f"centres must have shape (k, {len(self.position)}), got {tuple(self.centres.shape)}."
+                f"centres must have shape (k, {len(self.position)}), got {tuple(self.centres.shape)}{hint}."
             )
         if self.radii.shape != self.centres.shape[:1]:
             raise ConstraintError(f"radii must have one entry per centre, got shape {tuple(self.radii.shape)}.")
