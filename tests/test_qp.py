@@ -493,6 +493,25 @@ def test_what_has_no_minimum():
         solve_qp(None, q, AffineSet.inequality([[1.0, 0.0], [-1.0, 0.0]], [0.0, -1.0]))
 
 
+def test_a_missing_q_is_zero():
+    rows = AffineSet.equality([[1.0, 1.0]], [1.0])
+    for Q in (torch.tensor([1.0, 3.0]), [[1.0, 0.0], [0.0, 3.0]], torch.tensor([[1.0, 0.0], [0.0, 3.0]]).double()):
+        best = solve_qp(Q, None, rows)
+        assert best.value.tolist() == pytest.approx([0.75, 0.25])
+        assert best.value.dtype == (Q.dtype if isinstance(Q, Tensor) else torch.get_default_dtype())
+    for Q in (None, 0):
+        with pytest.raises(ConstraintError, match="solve_qp needs an objective: Q, q or both"):
+            solve_qp(Q, None, rows)
+
+
+def test_sets_in_the_place_of_the_objective_are_refused_with_the_order():
+    rows = AffineSet.box(0.0, 1.0, dim=2)
+    with pytest.raises(ConstraintError, match=r"Q must be .*, got AffineSet: the order is solve_qp\(Q, q, set\)"):
+        solve_qp(rows, torch.eye(2), torch.zeros(2))  # type: ignore[arg-type]
+    with pytest.raises(ConstraintError, match=r"q must be .*, got Prepared: the order is solve_qp\(Q, q, set\)"):
+        solve_qp(torch.eye(2), prepare(rows))  # type: ignore[arg-type]
+
+
 def test_what_cannot_be_a_program_is_refused():
     Q, q, A, b = program(81, batch=3)
     set = AffineSet.inequality(A, b)

@@ -64,7 +64,7 @@ class Solution(Projection):
 
 def solve_qp(
     Q: ArrayLike | None,
-    q: ArrayLike,
+    q: ArrayLike | None,
     set: AffineSet | Prepared | None = None,
     *,
     G: ArrayLike | None = None,
@@ -87,7 +87,7 @@ def solve_qp(
     Args:
         Q: positive semidefinite, ``(..., n, n)``, only its symmetric part counts; or a diagonal, ``(n,)`` or
             ``(..., 1, n)``; None or 0 for a linear program.
-        q: ``(..., n)``, float32 or float64; a list takes torch's default type.
+        q: ``(..., n)``, float32 or float64; a list takes torch's default type. None for zero.
         set: the constraints; or write them as in other solvers, with the next six arguments.
         G: rows of inequalities ``G y <= h``, ``(..., p, n)``.
         h: ``(..., p)``.
@@ -115,8 +115,18 @@ def solve_qp(
     tensor(-2.)
     """
     options = check_options("active", 2, False, on_infeasible)
-    if not isinstance(q, Tensor):
-        q = read_array(q, "q") if isinstance(q, np.ndarray) else read_array(q, "q").to(torch.get_default_dtype())
+    for name, given in (("Q", Q), ("q", q)):
+        if isinstance(given, AffineSet | Prepared):
+            raise ConstraintError(
+                f"{name} must be an array of numbers or None, got {type(given).__name__}: the order is "
+                "solve_qp(Q, q, set)."
+            )
+    if q is None:
+        if Q is None or (isinstance(Q, int | float) and Q == 0):
+            raise ConstraintError("solve_qp needs an objective: Q, q or both. For any point of the set, write project.")
+        matrix = _read(Q, "Q")
+        q = matrix.new_zeros(matrix.shape[-1:])
+    q = _read(q, "q")
     rows = _rows(q, set, {"G": G, "h": h, "A": A, "b": b, "lb": lb, "ub": ub})
     constraints, batch = validate(q, _with_objective(rows, Q, q), None, options, "q")
     problem = flatten(constraints, q, None, batch)
@@ -148,6 +158,14 @@ def solve_qp(
 
 
 # ------------------------------------------------------------------------------------------------- what is given
+
+
+def _read(given: ArrayLike, name: str) -> Tensor:
+    """Return a part of the objective; lists and scalars take torch's default type."""
+    if isinstance(given, Tensor):
+        return given
+    found = read_array(given, name)
+    return found if isinstance(given, np.ndarray) else found.to(torch.get_default_dtype())
 
 
 def _rows(q: Tensor, set: AffineSet | Prepared | None, parts: dict[str, ArrayLike | None]) -> AffineSet:
