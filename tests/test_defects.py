@@ -1091,5 +1091,5 @@ def test_an_empty_set_of_one_sample_is_named_without_an_index():
     assert repr(AffineSet.box(0.0, 1.0, dim=1)) == "AffineSet(1 row in R^1)"
     with pytest.raises(InfeasibleError, match=r"1 of 1 samples:\n  row 0 \(lower bound"):
         project(torch.tensor([0.5]), rows)
-    with pytest.raises(InfeasibleError, match=r"2 of 2 samples:\n  sample \(0,\): row 0"):
+    with pytest.raises(InfeasibleError, match=r"2 of 2 samples:\n  samples \(0,\), \(1,\): row 0"):
         project(torch.tensor([[0.5], [3.0]]), rows)

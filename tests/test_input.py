@@ -253,13 +253,23 @@ def test_the_message_names_the_sample_the_rows_and_the_ways_out():
     with pytest.raises(InfeasibleError) as caught:
         project(torch.zeros(2, 3, 2), limits & needs)
     message = str(caught.value)
-    for part in ("6 of 6 samples", "sample (0, 0)", "sample (1, 1)", "budget (upper bound", "minimum A (lower bound"):
+    for part in ("6 of 6 samples", "(0, 2), (1, 0), (1, 1): budget (upper bound", "minimum A (lower bound"):
         assert part in message
-    assert "... and 1 more" in message
+    assert message.count("budget") == 1  # all samples have one conflict, which is told once
+    assert "... and 1 more sample\n" in message
     assert 'on_infeasible="nearest"' in message
     assert caught.value.samples[3] == (1, 0)
     assert caught.value.conflicts[0].names == ("budget", "minimum A", "minimum B")
     assert caught.value.conflicts[0].gap == pytest.approx(-1 / 3)
+
+
+def test_every_conflict_is_told_with_its_samples():
+    rows = AffineSet.box([1.0, 0.0], torch.tensor([[0.0, 2.0], [2.0, -3.0], [0.0, 2.0]]), names=["a", "b"])
+    with pytest.raises(InfeasibleError) as caught:
+        project(torch.zeros(3, 2), rows)
+    assert "  samples (0,), (2,): a: the lower bound is 1 above the upper bound\n" in str(caught.value)
+    assert "  sample (1,): b: the lower bound is 3 above the upper bound\n" in str(caught.value)
+    assert caught.value.conflicts[0].gap == -0.5  # as data: half of either bound
 
 
 def test_only_the_infeasible_samples_are_marked():

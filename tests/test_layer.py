@@ -556,7 +556,7 @@ def test_the_value_alone_of_samples_without_an_answer():
         torch.testing.assert_close(layer(f), layer.project(f).value, rtol=0, atol=0, equal_nan=True)
     layer = CAffine(empty)
     for call in (layer, layer.project):
-        with pytest.raises(InfeasibleError, match=r"2 of 2 samples:\n  sample \(0,\): (low|high)") as told:
+        with pytest.raises(InfeasibleError, match=r"2 of 2 samples:\n  samples \(0,\), \(1,\): (low|high)") as told:
             call(f[::2])
         assert told.value.samples == [(0,), (1,)]
         with pytest.raises(ConstraintError, match=r"f must be finite, got nan at f\[1, 0\]"):

@@ -54,6 +54,8 @@ class Conflict:
     def __str__(self) -> str:
         if not self.rows:
             return "the nearest point is beyond the largest number of the number type"
+        if len(self.rows) == 2 and self.rows[0] == self.rows[1]:
+            return f"{self.names[0]}: the lower bound is {-2 * self.gap:.4g} above the upper bound"
         parts = [
             f"{name} ({'upper' if mu > 0 else 'lower'} bound, multiplier {abs(mu):.4g})"
             for name, mu in zip(self.names, self.multipliers, strict=True)
@@ -74,11 +76,12 @@ def report(problem: Problem, answer: Answer, options: Options) -> None:
     lost = (answer.status == Status.INFEASIBLE).nonzero().squeeze(-1).tolist()
     samples = [sample_index(i, problem.batch_shape) for i in lost]
     conflicts = [explain(problem, options, i) for i in lost[:_EXPLAINED]]
-    lines = [
-        f"  {f'sample {index}: ' if index else ''}{conflict}"
-        for index, conflict in zip(samples, conflicts, strict=False)
-    ]
-    more = f"\n  ... and {len(samples) - len(conflicts)} more" if len(samples) > len(conflicts) else ""
+    alike: dict[str, list[tuple[int, ...]]] = {}  # samples that share a set have one conflict
+    for index, conflict in zip(samples, conflicts, strict=False):
+        alike.setdefault(str(conflict), []).append(index)
+    lines = [f"  {_places(indices)}{conflict}" for conflict, indices in alike.items()]
+    left = len(samples) - len(conflicts)
+    more = f"\n  ... and {left} more {'sample' if left == 1 else 'samples'}" if left else ""
     raise InfeasibleError(
         f"{_rank()}No point satisfies the constraints of {len(samples)} of {problem.f.shape[0]} samples:\n"
         + "\n".join(lines)
@@ -114,6 +117,13 @@ def explain(problem: Problem, options: Options, sample: int) -> Conflict:
         radius,
         radius > 0,
     )
+
+
+def _places(indices: list[tuple[int, ...]]) -> str:
+    """Name samples at the beginning of a line; a problem without batch axes is a sample without a place."""
+    if not indices[0]:
+        return ""
+    return f"sample{'s' * (len(indices) > 1)} {', '.join(map(str, indices))}: "
 
 
 def _rank() -> str:
