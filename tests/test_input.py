@@ -37,6 +37,18 @@ def test_the_errors_are_value_errors():
         (lambda: AffineSet([[1.0]], names=["a", "b"]), r"one name for each of the 1 rows, got 2 names"),
         (lambda: AffineSet.box(0.0, 1.0), r"write box\(lower, upper, dim=n\)"),
         (lambda: AffineSet.box([0.0, 0.0], [1.0] * 3), r"the sizes \[2, 3\] disagree"),
+        (
+            lambda: AffineSet.box(0.0, torch.ones(8, 1), dim=3),
+            r"sizes \[1, 3\] disagree; .* is written upper\.expand\(\*upper\.shape\[:-1\], 3\)",
+        ),
+        (lambda: AffineSet.box(torch.ones(1), torch.ones(3)), r"written lower\.expand\(\*lower\.shape\[:-1\], 3\)"),
+        (lambda: AffineSet.box(0.0, 1.0, ["a"]), r"dim must be .*, got \['a'\]: names are passed as names="),
+        (lambda: AffineSet.inequality([[1.0]], 0.0, 1.0), r"one name for .* got float: for rows with two sides"),
+        (lambda: AffineSet([[1.0], [2.0]], names="a"), r'got the text .a.: write \[f"a \{i\}" for i in range\(2\)\]'),
+        (
+            lambda: AffineSet.inequality(torch.nn.Linear(1, 1), 0.0),
+            "A must be .* got Linear: what depends on the input",
+        ),
         (lambda: AffineSet.box(), "needs a lower or an upper bound"),
         (lambda: AffineSet.inequality([[1.0], [1.0]], [2.0]), r"b must have .* of A \(2, 1\).* Or is A transposed\?"),
         (
@@ -64,10 +76,19 @@ def test_the_errors_are_value_errors():
             "A is torch.float32, upper is torch.float64",
         ),
         (lambda: AffineSet(torch.ones(1, 1), upper=torch.ones(1, device="meta")), "must be on one device"),
-        (lambda: BOX & AffineSet.box(0.0, 1.0, dim=3), "same outputs, got n=2 and n=3"),
-        (lambda: BOX.to(torch.float32) & AffineSet.box(*torch.ones(2, 2).double()), "share one number type"),
+        (lambda: BOX & AffineSet.box(0.0, 1.0, dim=3), "same outputs, got n=2 and n=3: a row has a zero for every"),
+        (
+            lambda: BOX.to(torch.float32) & AffineSet.box(*torch.ones(2, 2).double()),
+            r"share one number type, .*: convert one, a\.to\(torch\.float64\) & b or a & b\.to\(torch\.float32\)",
+        ),
+        (
+            lambda: BOX.to(torch.float32) & AffineSet.box(torch.ones(2, device="meta")),
+            r"one device, got cpu and meta: convert one, as in a & b\.to\(a\.device\)",
+        ),
+        (lambda: BOX & (lambda x: BOX), r"joined by `&`, got function: .* lambda x: fixed & constraint\(x\)"),
+        (lambda: torch.nn.Identity() & BOX, "joined by `&`, got Identity"),
         (lambda: BOX[0], "no batch axes to index"),
-        (lambda: AffineSet([[1.0, 2.0]], names="a"), "for each of the 1 rows, got the text 'a'"),
+        (lambda: AffineSet([[1.0, 2.0]], names="a"), r"for each of the 1 rows, got the text 'a': write \['a'\]"),
         (
             lambda: AffineSet.box(torch.zeros(3, 2)) & AffineSet.box(torch.zeros(2, 2)),
             r"the first set \(3,\) and of the second",
@@ -200,6 +221,21 @@ def test_violation_and_contains_measure_from_the_data():
         (lambda: project(torch.zeros(3, 2), AffineSet.inequality(torch.ones(2, 1, 2), 1.0)), "do not broadcast"),
         (lambda: project(torch.zeros(3, 2), AffineSet.inequality(torch.ones(3, 1, 1, 2), 1.0)), "more batch axes"),
         (
+            lambda: project(torch.zeros(8, 5, 2), AffineSet.inequality([[1.0, 1.0]], torch.ones(8, 1))),
+            r"f \(8, 5\) and of the constraints \(8,\) do not .* the axes \(8, 1\), a bound by unsqueeze\(-2\)",
+        ),
+        (
+            lambda: project(torch.zeros(8, 5, 2), AffineSet.box(torch.zeros(7, 2))),
+            r"of the constraints \(7,\) .*ast\.$",
+        ),
+        (
+            lambda: project(torch.zeros(8, 3, 2), AffineSet.box(0.0, 1.0, dim=6)),
+            r"got \(8, 3, 2\)\. f\.flatten\(-2\) joins its last two axes",
+        ),
+        (lambda: project(torch.zeros(8, 3, 2), AffineSet.box(0.0, 1.0, dim=5)), r"got \(8, 3, 2\)\.$"),
+        (lambda: project(BOX, torch.zeros(2)), r"must be an AffineSet, got Tensor\. The order is project\(f, set\)"),
+        (lambda: project(torch.zeros(2), [BOX, BOX]), r"got list\. Join sets with `&`, as in a & b"),
+        (
             lambda: project(torch.zeros(2), prepare(BOX.to(torch.float64))),
             r"prepared in torch.float64, f is torch.float32",
         ),
@@ -223,7 +259,14 @@ def test_wrong_number_types_are_type_errors_as_well():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: CAffine(3), "must be an AffineSet or a function x -> AffineSet, got int"),
+        (
+            lambda: CAffine(3),
+            r"an AffineSet or a function x -> AffineSet, got int\. Write AffineSet\.inequality\(A, b\)",
+        ),
+        (lambda: CAffine((BOX, BOX)), r"got tuple\. Join sets with `&`"),
+        (lambda: CAffine(lambda x: [BOX, BOX])(torch.zeros(2), x=1), r"return an AffineSet, got list\. Join sets with"),
+        (lambda: CAffine(lambda x: None)(torch.zeros(2), x=1), r"return an AffineSet, got NoneType\. Write AffineSet"),
+        (lambda: CAffine(BOX, metric=lambda x: x), "metric must be an array of numbers, got function: what depends on"),
         (lambda: CAffine(BOX, search="best"), "search must be one of"),
         (lambda: CAffine(lambda x: BOX)(torch.zeros(2)), r"depends on the input: call layer\(f, x=x\)"),
         (lambda: CAffine(BOX)([0.0, 0.0]), "f must be a tensor, got list"),

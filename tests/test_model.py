@@ -200,7 +200,7 @@ def test_swapped_arguments_and_a_tuple_for_a_set_are_named():
     net, box = FeedForward(2, 2), AffineSet.box(0.0, 1.0, dim=2)
     with pytest.raises(ConstraintError, match=r"backbone must be a module .* got AffineSet: the order is CAffNet\("):
         CAffNet(box, net)
-    with pytest.raises(ConstraintError, match=r"must return an AffineSet, got tuple: .* AffineSet.inequality\(A, b\)"):
+    with pytest.raises(ConstraintError, match=r"return an AffineSet, got tuple\. Write AffineSet.inequality\(A, b\)"):
         CAffNet(net, lambda x: (torch.eye(2), torch.ones(2)))(torch.zeros(1, 2))
 
 

@@ -23,7 +23,7 @@ from caffnet._solve.tracing import (
     may_branch,
     no_autocast,
 )
-from caffnet.constraints import EQUAL, AffineSet, ArrayLike, Softness, joint_shape, row_names
+from caffnet.constraints import EQUAL, AffineSet, ArrayLike, Softness, in_place_of, joint_shape, row_names
 from caffnet.constraints.reading import read_array
 from caffnet.errors import ConstraintError, DtypeError
 from caffnet.projection import Projection, solve_checked, validate
@@ -135,7 +135,8 @@ class CAffine(nn.Module):
                 self.register_load_state_dict_pre_hook(_warn_of_other_numbers)
         else:
             raise ConstraintError(
-                f"The constraint must be an AffineSet or a function x -> AffineSet, got {type(constraint).__name__}."
+                f"The constraint must be an AffineSet or a function x -> AffineSet, got {type(constraint).__name__}. "
+                f"{in_place_of(constraint)}"
             )
 
     def forward(self, f: Tensor, w: NullVector = None, *, x: Any = None) -> Tensor:
@@ -197,8 +198,7 @@ class CAffine(nn.Module):
             made = self.constraint(_full_precision(x))
         if not isinstance(made, (AffineSet, Prepared)):
             raise ConstraintError(
-                f"The constraint function must return an AffineSet, got {type(made).__name__}: "
-                "for A y <= b, return AffineSet.inequality(A, b)."
+                f"The constraint function must return an AffineSet, got {type(made).__name__}. {in_place_of(made)}"
             )
         metric = self._buffers["metric"]  # faster than as an attribute, and there is rarely one
         if metric is None:

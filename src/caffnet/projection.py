@@ -70,6 +70,7 @@ from caffnet.constraints import (
     AffineSet,
     ArrayLike,
     broadcasts,
+    in_place_of,
     is_kind,
     joint_axes,
 )
@@ -353,8 +354,10 @@ def validate(
     """
     constraints = set_of(set)
     if not isinstance(constraints, AffineSet):
-        write = "Write AffineSet.inequality(A, b), .equality(C, d) or .box(lower, upper)."
-        if callable(set):
+        write = in_place_of(set)
+        if isinstance(f, AffineSet | Prepared):
+            write = "The order is project(f, set)."
+        elif callable(set):
             write = "Call the function, project(f, constraint(x)), or give it to a layer, CAffine(constraint)."
         raise ConstraintError(f"The constraints must be an AffineSet, got {type(set).__name__}. {write}")
     _check_point(name, f, constraints)
@@ -425,8 +428,10 @@ def _check_point(name: str, t: Tensor, constraints: AffineSet) -> None:
         raise ConstraintError(f"{name} must be a dense tensor, got a {kind} one: write {name}.to_dense().")
     shape = t.shape
     if not shape or shape[-1] != constraints.n:
+        joined = len(shape) > 1 and shape[-2] * shape[-1] == constraints.n
+        hint = f" {name}.flatten(-2) joins its last two axes." if joined else ""
         raise ConstraintError(
-            f"{name} must have shape (..., {constraints.n}) to match {constraints}, got {tuple(shape)}."
+            f"{name} must have shape (..., {constraints.n}) to match {constraints}, got {tuple(shape)}.{hint}"
         )
 
 

@@ -1,7 +1,7 @@
 """Constraints: sets, the kinds of their rows, and soft rows."""
 
 from caffnet.constraints import collation as collation  # so that default_collate knows sets
-from caffnet.constraints.affine_set import AffineSet
+from caffnet.constraints.affine_set import AffineSet, in_place_of
 from caffnet.constraints.reading import ArrayLike
 from caffnet.constraints.rows import BOTH, EQUAL, FREE, LOWER, UPPER, Labels, is_kind, row_names
 from caffnet.constraints.shapes import broadcasts, joint_axes, joint_shape
@@ -22,6 +22,7 @@ __all__ = [
     "Labels",
     "Softness",
     "broadcasts",
+    "in_place_of",
     "is_kind",
     "joint_axes",
     "joint_shape",

@@ -151,10 +151,15 @@ class AffineSet:
         sizes = {bound.shape[-1] for bound in given if bound.ndim}
         if dim is not None:
             if isinstance(dim, bool) or not isinstance(dim, int | np.integer | torch.SymInt) or dim < 0:
-                raise ConstraintError(f"dim must be the number of outputs of the box, got {dim!r}.")
+                hint = ": names are passed as names=" if isinstance(dim, list | tuple | str) else ""
+                raise ConstraintError(f"dim must be the number of outputs of the box, got {dim!r}{hint}.")
             sizes.add(dim)
         if len(sizes) != 1:
             hint = "write box(lower, upper, dim=n)" if not sizes else f"the sizes {sorted(sizes)} disagree"
+            lone = next((name for name, bound in parts.items() if bound is not None and bound.shape[-1:] == (1,)), None)
+            if lone is not None and len(sizes) == 2:
+                n = max(sizes)
+                hint += f"; one number for all outputs of a sample is written {lone}.expand(*{lone}.shape[:-1], {n})"
             raise ConstraintError(f"A box must have one number of outputs: {hint}.")
         A = sparse.identity(sizes.pop(), given[0].dtype, given[0].device)
         low, high = read_sides(parts["lower"], parts["upper"], A)
@@ -287,9 +292,12 @@ class AffineSet:
     def __and__(self, other: AffineSet) -> AffineSet:
         """Return the intersection: the rows of both sets, with broadcast batch axes."""
         if not isinstance(other, AffineSet):
-            return NotImplemented
+            return self.__rand__(other)
         if self.n != other.n:
-            raise ConstraintError(f"Both sets of `&` must have the same outputs, got n={self.n} and n={other.n}.")
+            raise ConstraintError(
+                f"Both sets of `&` must have the same outputs, got n={self.n} and n={other.n}: a row has a zero for "
+                "every output that it does not use."
+            )
         first, second = _meet(self, other)
         joint_axes("the first set", self.batch_shape, "the second", other.batch_shape)
         if first.metric is not None and second.metric is not None and first.metric is not second.metric:
@@ -311,6 +319,15 @@ class AffineSet:
         if first.softness is not None or second.softness is not None:
             softness = join_softness(*(s.softness or Softness(HARD * s.m) for s in (first, second)))
         return self._build(A, lower, upper, labels, self._row_kinds + other._row_kinds, weak, metric, softness)
+
+    def __rand__(self, other: object) -> AffineSet:
+        """Refuse a constraint function beside `&`, with what to write instead."""
+        if callable(other):
+            raise ConstraintError(
+                f"Only sets are joined by `&`, got {type(other).__name__}: join them where the input is known, "
+                "lambda x: fixed & constraint(x)."
+            )
+        return NotImplemented
 
     def to(self, *args: Any, **kwargs: Any) -> AffineSet:
         """Return the set in another dtype or on another device; arguments as in ``torch.Tensor.to``."""
@@ -562,16 +579,29 @@ class AffineSet:
         return self.to(point.dtype)
 
 
+def in_place_of(given: object) -> str:
+    """Say what to write in place of something that is not a set."""
+    if isinstance(given, list | tuple) and any(isinstance(part, AffineSet) for part in given):
+        return "Join sets with `&`, as in a & b."
+    return "Write AffineSet.inequality(A, b), .equality(C, d) or .box(lower, upper)."
+
+
 def _meet(first: AffineSet, second: AffineSet) -> tuple[AffineSet, AffineSet]:
     """Return both sets in one number type and on one device; only an assumed number type or device is converted."""
     if first.device != second.device and (first.weak or second.weak):
         first, second = (first.to(second.device), second) if first.weak else (first, second.to(first.device))
     if first.device != second.device:
-        raise ConstraintError(f"Both sets of `&` must be on one device, got {first.device} and {second.device}.")
+        raise ConstraintError(
+            f"Both sets of `&` must be on one device, got {first.device} and {second.device}: convert one, "
+            "as in a & b.to(a.device)."
+        )
     if first.dtype == second.dtype:
         return first, second
     if first._weak:
         return first.to(second.dtype), second
     if second._weak:
         return first, second.to(first.dtype)
-    raise DtypeError(f"Both sets of `&` must share one number type, got {first.dtype} and {second.dtype}.")
+    raise DtypeError(
+        f"Both sets of `&` must share one number type, got {first.dtype} and {second.dtype}: convert one, "
+        f"a.to({second.dtype}) & b or a & b.to({first.dtype})."
+    )

@@ -74,6 +74,11 @@ def read_array(value: Any, name: str) -> Tensor:
     """As `read`, with an error that names the argument."""
     if isinstance(value, str):
         raise ConstraintError(f"{name} must be an array of numbers, got the text {value!r}.")
+    if callable(value):
+        raise ConstraintError(
+            f"{name} must be an array of numbers, got {type(value).__name__}: what depends on the input is computed in "
+            "a constraint function, x -> AffineSet."
+        )
     try:
         return read(value)
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:  # torch says the last of shapes in lists

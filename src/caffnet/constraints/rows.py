@@ -77,7 +77,12 @@ def read_labels(names: Sequence[str | None] | None, m: int) -> Labels:
     if names is not None and (isinstance(names, str) or not isinstance(names, Sized) or len(names) != m):
         given = f"the text {names!r}" if isinstance(names, str) else type(names).__name__
         given = f"{len(names)} names" if isinstance(names, Sized) and not isinstance(names, str) else given
-        raise ConstraintError(f"names must be a list with one name for each of the {m} rows, got {given}.")
+        hint = ""
+        if isinstance(names, str):
+            hint = f": write [{names!r}]" if m == 1 else f': write [f"{names} {{i}}" for i in range({m})]'
+        elif not isinstance(names, Sized):
+            hint = ": for rows with two sides write AffineSet(A, lower, upper)"
+        raise ConstraintError(f"names must be a list with one name for each of the {m} rows, got {given}{hint}.")
     if names is None:
         return None
     for name in names:

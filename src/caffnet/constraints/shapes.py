@@ -29,8 +29,15 @@ def joint_axes(first: str, axes: torch.Size, second: str, others: torch.Size) ->
     try:
         return joint_shape(axes, others)
     except RuntimeError:
+        short, long = sorted((tuple(axes), tuple(others)), key=len)
+        hint = ""
+        if len(short) < len(long) and long[: len(short)] == short:
+            hint = (
+                " Axes are matched from the last one: give the shorter one the axes "
+                f"{(*short, *(1,) * (len(long) - len(short)))}, a bound by unsqueeze(-2)."
+            )
         raise ConstraintError(
-            f"The batch axes of {first} {tuple(axes)} and of {second} {tuple(others)} do not broadcast."
+            f"The batch axes of {first} {tuple(axes)} and of {second} {tuple(others)} do not broadcast.{hint}"
         ) from None
 
 

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from caffnet import tolerance
-from caffnet.constraints import EQUAL, AffineSet
+from caffnet.constraints import EQUAL, AffineSet, in_place_of
 from caffnet.errors import ConstraintError
 from caffnet.methods.penalty import Penalty
 
@@ -135,7 +135,8 @@ class Method(nn.Module, abc.ABC):
             self.constraint = constraint
         else:
             raise ConstraintError(
-                f"The constraint must be an AffineSet or a function x -> AffineSet, got {type(constraint).__name__}."
+                f"The constraint must be an AffineSet or a function x -> AffineSet, got {type(constraint).__name__}. "
+                f"{in_place_of(constraint)}"
             )
 
     # ------------------------------------------------------------------------------------------------ calling
@@ -172,8 +173,7 @@ class Method(nn.Module, abc.ABC):
         set = self.constraint(x)
         if not isinstance(set, AffineSet):
             raise ConstraintError(
-                f"The constraint function must return an AffineSet, got {type(set).__name__}: "
-                "for A y <= b, return AffineSet.inequality(A, b)."
+                f"The constraint function must return an AffineSet, got {type(set).__name__}. {in_place_of(set)}"
             )
         self._check_structure(set)
         return in_full(set)
