@@ -677,6 +677,17 @@ def test_empty_rows_among_sparse_ones(monkeypatch: pytest.MonkeyPatch):
     assert (slopes[0] - slopes[1]).abs().max() < 1e-12
 
 
+def test_sparse_rows_are_not_enumerated_however_few_their_choices_are():
+    """298 equalities leave one choice, and its list is cheap: `auto` took it, and the kernel left its workspace."""
+    n, stream = 300, torch.Generator().manual_seed(10)
+    rows = torch.diag(normal(stream, n)) + torch.diag(normal(stream, n - 1), 1) + torch.diag(normal(stream, n - 2), 2)
+    set = AffineSet.equality(rows[:-2].to_sparse_csr(), normal(stream, n - 2))
+    f = normal(stream, 4, n)
+    found = project(f, set)
+    assert sparse.is_sparse(set.A) and found.search == "active" and found.answered.all()
+    assert torch.allclose(found.value, project(f, set.to_dense()).value)
+
+
 @pytest.mark.parametrize("gradient", ["exact", "tangent"])
 @pytest.mark.parametrize("dtype", [DOUBLE, torch.float32])
 def test_a_large_box_has_all_gradients_of_a_small_one(dtype: torch.dtype, gradient: str):

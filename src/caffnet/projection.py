@@ -314,7 +314,7 @@ def solve_checked(
     elif isinstance(set, Prepared):
         search = set.search
     else:
-        search = choose_search(constraints.row_kinds, constraints.n + slacks, options.search, options.budget)
+        search = choose_search(constraints, options.search, options.budget)
     options = options.searching(search)
     problem = flatten(constraints, f, w, batch, soft_rows(constraints, options))
     if slacks:

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from caffnet._solve.problem import DEFAULT_BUDGET, check_options
+from caffnet._solve import sparse
+from caffnet._solve.problem import check_options
 from caffnet._solve.tracing import constant, remember
 from caffnet.constraints import BOTH, EQUAL, FREE, LOWER, UPPER, AffineSet, ArrayLike
 from caffnet.errors import BudgetError, ConstraintError
@@ -99,19 +100,26 @@ def prepare(set: AffineSet, search: str = "auto", *, budget: int | None = None) 
         raise ConstraintError(f"Only an AffineSet can be prepared, got {type(set).__name__}.")
     options = check_options(search=search, budget=budget)
     fixed = set.to(torch.get_default_dtype()) if set.weak else set
-    return Prepared(fixed, choose_search(fixed.row_kinds, fixed.n + fixed.slacks, search, options.budget))
+    return Prepared(fixed, choose_search(fixed, search, options.budget))
 
 
 # ------------------------------------------------------------------------------------------------- which search
 
 
-@remember
-def choose_search(row_kinds: str, n: int, search: str, budget: int = DEFAULT_BUDGET) -> str:
+def choose_search(set: AffineSet, search: str, budget: int) -> str:
     """The search that runs, never ``"auto"``.
 
     Raises:
         BudgetError: the search named does not fit into the budget.
     """
+    if search == "auto" and sparse.is_sparse(set.A):
+        return "active"  # the others look at whole rows
+    return _choose(set.row_kinds, set.n + set.slacks, search, budget)
+
+
+@remember
+def _choose(row_kinds: str, n: int, search: str, budget: int) -> str:
+    """`choose_search` for rows in full."""
     n = operator.index(n)  # in graphs it may be a symbol
     if search == "active" or (search == "auto" and n * (n + len(row_kinds)) > _CHEAP):
         return "active"

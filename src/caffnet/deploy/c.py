@@ -178,7 +178,7 @@ def _read(source: Source, inputs: Tensor | None) -> _Policy:
     options = layer._options
     if options.on_infeasible == "raise":  # C has no exceptions: NaN and a status
         options = dataclasses.replace(options, on_infeasible="nan")
-    search = choose_search(set.row_kinds, set.n + set.slacks, options.search, options.budget)
+    search = choose_search(set, options.search, options.budget)
     return _Policy(layer, options.searching(search), backbone, null, set, rows, x, f, w)
 
 
