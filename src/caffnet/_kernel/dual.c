@@ -47,7 +47,7 @@ FN Index drop_below(const Rows *s, Face *face, double least) {
 }
 
 /* Move to the projection on the flat, and drop the rows that do not pull, until all do. */
-FN void settle(const Rows *s, Face *face, const double *g, double *y, const CaffnetTolerances *t) {
+FN void settle(const Rows *s, Face *face, const double *g, double *y) {
     double least = 0.0;
     do {
         do rough_multipliers(s, face, g);
@@ -55,24 +55,23 @@ FN void settle(const Rows *s, Face *face, const double *g, double *y, const Caff
         flat_point(s, face, g, y);
         multipliers(s, face, face->base, g, y);
         /* A row whose multiplier is only rounding is left out, as a cold start would not have found it. */
-        least = t->tie * (largest(g, outputs_of(s)) + largest(y, outputs_of(s)));
+        least = s->t->tie * (largest(g, outputs_of(s)) + largest(y, outputs_of(s)));
     } while (drop_below(s, face, least) > 0);
 }
 
 /* Begin with the rows marked in `start` that are independent and pull the right way. */
-FN void warm(const Rows *s, Face *face, const int8_t *start, const double *g, double *y, const CaffnetTolerances *t) {
+FN void warm(const Rows *s, Face *face, const int8_t *start, const double *g, double *y) {
     for (Index i = 0; i < rows_of(s); i++) {
         int bounded = (start[i] > 0 && s->high[i] < HUGE_VAL) || (start[i] < 0 && s->low[i] > -HUGE_VAL);
-        if (bounded && !s->equal[i] && s->squared[i] > 0.0) add(s, face, i, start[i] > 0 ? 1 : -1, t->rank);
+        if (bounded && !s->equal[i] && s->squared[i] > 0.0) add(s, face, i, start[i] > 0 ? 1 : -1);
     }
-    settle(s, face, g, y, t);
+    settle(s, face, g, y);
 }
 
 /* The row that y violates most, of those that were violated before; of all, when none of those is any more; -1 if
    there is none. `fine` is the excess, relative to the data, that counts as satisfied. Its value a y goes to `at`. */
-FN Index most_violated(const Rows *s, Face *face, const double *y, double size, double fine, const CaffnetTolerances *t,
-                       Index *waiting, double *at) {
-    double free = fine * size + t->underflow, worst = 0.0, values[GROUP];
+FN Index most_violated(const Rows *s, Face *face, const double *y, double size, double fine, Index *waiting, double *at) {
+    double free = fine * size + s->t->underflow, worst = 0.0, values[GROUP];
     Index found = -1, *rows = face->violated;
     int grouped = outputs_of(s) >= 8; /* shorter rows are not faster in groups */
     for (;;) {
@@ -92,7 +91,7 @@ FN Index most_violated(const Rows *s, Face *face, const double *y, double size, 
             excess *= excess;
             if (violated & (excess > worst * s->squared[i])) { /* of equal rows the first */
                 found = i;
-                worst = (1.0 + t->tie) * (excess / s->squared[i]);
+                worst = (1.0 + s->t->tie) * (excess / s->squared[i]);
                 *at = value;
             }
         }
@@ -109,7 +108,7 @@ FN Index most_violated(const Rows *s, Face *face, const double *y, double size, 
 FN void rebuild_face(Work *work, const int8_t *held) {
     restart(work);
     for (Index i = 0; i < rows_of(&work->rows); i++)
-        if (held[i] != 0 && (!work->rows.equal[i] || is_direct(&work->rows))) add(&work->rows, &work->face, i, held[i], work->t.rank);
+        if (held[i] != 0 && (!work->rows.equal[i] || is_direct(&work->rows))) add(&work->rows, &work->face, i, held[i]);
 }
 
 /* Let row p, whose value at y is `at`, join the face, dropping what must leave; 0 if it cannot: a conflict. */
@@ -182,14 +181,14 @@ FN Index dual(Work *work, const double *g, double *y, const int8_t *start, doubl
         restart(work);
         start = NULL;
     }
-    if (start == face->held) settle(s, face, g, y, t);
-    else if (start) warm(s, face, start, g, y, t);
+    if (start == face->held) settle(s, face, g, y);
+    else if (start) warm(s, face, start, g, y);
     else flat_point(s, face, g, y);
     work->flat = 1; /* until a row joins */
     for (; rounds > 0; rounds--) {
         if (work->cancel && *work->cancel) return NOT_FOUND;
         double size = scale + largest(y, n);
-        Index p = most_violated(s, face, y, size, fine, t, &waiting, &at);
+        Index p = most_violated(s, face, y, size, fine, &waiting, &at);
         if (p < 0) return face->k;
         /* The row violated most is the farthest; others may exceed their own allowance, so all are checked. */
         if (coarse > 0.0 && !settled && excess_of(s, p, at) <= coarse * (size + bound_at(s, p, at)) + t->underflow &&
@@ -238,14 +237,14 @@ FN Index nearest_plane(Work *work, const double *g) {
         }
     }
     if (row < 0) return NOT_FOUND;
-    add(s, &work->face, row, side, work->t.rank);
+    add(s, &work->face, row, side);
     return work->face.k;
 }
 
-/* The face of the projection of g, never empty. */
-FN Index nearest_face(Work *work, const double *g, double *y, const int8_t *start) {
+/* The face of the projection of g, never empty; the point in work->y. */
+FN Index nearest_face(Work *work, const double *g, const int8_t *start) {
     restart(work);
-    Index k = dual(work, g, y, start, work->t.search, work->t.feasibility);
+    Index k = dual(work, g, work->y, start, work->t.search, work->t.feasibility);
     if (k != 0) return k;
     work->flat = 0;
     return nearest_plane(work, g);

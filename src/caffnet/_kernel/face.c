@@ -204,7 +204,7 @@ FN int is_independent(const Rows *s, Index i, Face *face, double left, double ra
 }
 
 /* Add row i if it is independent of the face. */
-FN void add(const Rows *s, Face *face, Index i, Index side, double rank) {
+FN void add(const Rows *s, Face *face, Index i, Index side) {
     if (face->k >= outputs_of(s)) return;
     if (is_direct(s)) { /* has no factors */
         face->rows[face->k] = i;
@@ -213,7 +213,7 @@ FN void add(const Rows *s, Face *face, Index i, Index side, double rank) {
         return;
     }
     double left = remainder_of(s, i, face);
-    if (is_independent(s, i, face, left, rank)) append(s, face, i, side, left);
+    if (is_independent(s, i, face, left, s->t->rank)) append(s, face, i, side, left);
 }
 
 /* Move y onto the rows in slots first .. k-1, one after the other: q_j leaves the rows before j alone. */
@@ -298,7 +298,7 @@ FN void restart(Work *work) {
     face->base = 0; /* until it is complete */
     memcpy(work->before, equal, (size_t)rows_of(s));
     for (Index i = 0; i < rows_of(s); i++)
-        if (equal[i] && s->squared[i] > 0.0) add(s, face, i, 1, work->t.rank);
+        if (equal[i] && s->squared[i] > 0.0) add(s, face, i, 1);
     face->base = face->k;
     for (Index i = 0; i < rows_of(s) && face->base > 0; i++) face->left[i] = -1.0;
     work->ready = 1;

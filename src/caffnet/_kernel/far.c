@@ -15,29 +15,30 @@ FN int is_representable(const Work *work) {
     return 1;
 }
 
-/* How far the worst row in conflict is exceeded at y, and the largest that rounding may hide in such a row, in `room`. */
-FN double missed_in_conflict(const Work *work, const double *y, double *room) {
+/* How far the worst row in conflict is exceeded at work->y, and the largest that rounding may hide in such a row, in `room`. */
+FN double missed_in_conflict(const Work *work, double *room) {
     const Rows *s = &work->rows;
-    double all = 2.0 * largest(y, outputs_of(s)), worst = *room = 0.0;
+    double all = 2.0 * largest(work->y, outputs_of(s)), worst = *room = 0.0;
     for (Index i = 0; i < rows_of(s); i++) {
         if (work->conflict[i] == 0.0) continue;
-        double value = value_of(s, i, y);
+        double value = value_of(s, i, work->y);
         worst = larger(worst, excess_of(s, i, value));
-        double size = size_at(s, i, y, all) + bound_at(s, i, value);
+        double size = size_at(s, i, work->y, all) + bound_at(s, i, value);
         *room = larger(*room, work->t.feasibility * size);
     }
     return worst;
 }
 
 /* Answer a sample in float32 whose rows seem to exclude each other, by some that are parallel in the digits of float32: they
-   meet far away, or exclude each other there. `state` if neither is found. */
-FN int retry_finely(Work *work, int state, int strict, CaffnetProof *proof) {
-    double rank = work->t.rank, room = 0.0, missed = missed_in_conflict(work, work->y, &room), size = size_of_point(work);
+   meet far away, or exclude each other there. WITHIN_TOL if neither is found. */
+FN int retry_finely(Work *work, int strict, CaffnetProof *proof) {
+    int state = CAFFNET_WITHIN_TOL;
+    double rank = work->t.rank, room = 0.0, missed = missed_in_conflict(work, &room), size = size_of_point(work);
     int reaches = proof->gap < 0.0 && proof->radius * sqrt(work->t.empty) > size;
     keep_answer(work);
     set_rank(work, work->t.fine_rank);
     int far = project(work, CAFFNET_ACTIVE, NULL) >= 0;
-    if (far) (void)missed_in_conflict(work, work->y, &room);
+    if (far) (void)missed_in_conflict(work, &room);
     if (far && reaches && room > missed) { /* they meet there only because of the rounding of the data */
         set_rank(work, rank);
         restore_answer(work);
@@ -71,7 +72,7 @@ FN void meet_bounds(Work *work, int strict, CaffnetProof *proof) {
 FN int approach(Work *work, int strict, CaffnetProof *proof) {
     int state = least_violation(work, strict, proof);
     if (state == CAFFNET_WITHIN_TOL && work->t.rank > work->t.fine_rank && !rows_hold(work))
-        state = retry_finely(work, state, strict, proof);
+        state = retry_finely(work, strict, proof);
     for (int again = 0; again < 8 && state == CAFFNET_WITHIN_TOL; again++) {
         if (rows_hold(work)) break;
         start_from_answer(work);

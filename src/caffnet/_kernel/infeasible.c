@@ -178,16 +178,16 @@ FN Index impossible_row(const Work *work) {
 }
 
 /* Find the least relaxation from `relax` on at which the rows meet, and the projection of g on them: the number of rows
-   of its face, the point in y, the bounds in work->rows relaxed. CONFLICT if relaxing does not help, because rows that
+   of its face, the point in work->y, the bounds in work->rows relaxed. CONFLICT if relaxing does not help, because rows that
    do not give way exclude each other. `start` marks rows to begin with, or is NULL. */
-FN Index climb(Work *work, const double *g, double *y, double *relax, const int8_t *start) {
+FN Index climb(Work *work, const double *g, double *relax, const int8_t *start) {
     Rows *s = &work->rows;
     double growth = 1.0;
     work->reach = 0.0;
     for (int round = 0; round < 200; round++) {
         relax_rows(work, *relax);
         restart(work);
-        Index k = dual(work, g, y, start, work->t.search, -1.0);
+        Index k = dual(work, g, work->y, start, work->t.search, -1.0);
         if (k >= 0 || work->lost || (work->cancel && *work->cancel)) return k;
         for (Index i = 0; i < rows_of(s); i++) work->seed[i] = work->face.held[i];
         const int8_t *before = start;

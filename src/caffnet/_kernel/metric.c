@@ -52,7 +52,7 @@ FN void times_lower(const Metric *metric, double *x, Index n) {
 }
 
 /* Factorise the metric of sample b, its symmetric part; 0 if it is not positive definite up to rounding. */
-FN int factorise(const CaffnetBatch *batch, int64_t b, Metric *metric, double cut) {
+FN int factorise(const CaffnetBatch *batch, int64_t b, Metric *metric) {
     Index n = (Index)batch->n;
     double *L = metric->L, top = 0.0;
     int64_t place = b * batch->metric_step, wide = metric->diagonal ? 0 : n;
@@ -77,7 +77,7 @@ FN int factorise(const CaffnetBatch *batch, int64_t b, Metric *metric, double cu
             else line[j] = (entry - dot(line, L + (size_t)j * (size_t)n, j)) / L[(size_t)j * (size_t)n + (size_t)j];
         }
         double pivot = diagonal - dot(line, line, i);
-        if (!(pivot > cut * diagonal)) return 0;
+        if (!(pivot > batch->t.fine_rank * diagonal)) return 0;
         line[i] = sqrt(pivot);
         for (Index j = i + 1; j < n; j++) line[j] = 0.0;
     }
@@ -86,10 +86,10 @@ FN int factorise(const CaffnetBatch *batch, int64_t b, Metric *metric, double cu
 
 /* Write sample b white into metric.batch; 0 if its metric is not positive definite. What all samples share is done once.
    Rows that are not in `only`, if it is given, may be zero instead: they are not looked at. */
-FN int whiten(const CaffnetBatch *batch, int64_t b, Metric *metric, const CaffnetTolerances *t, const int8_t *only) {
+FN int whiten(const CaffnetBatch *batch, int64_t b, Metric *metric, const int8_t *only) {
     Index n = (Index)batch->n, m = (Index)batch->m;
     int single = (int)batch->single, shared = metric->ready && batch->metric_step == 0;
-    if (!shared && !factorise(batch, b, metric, t->fine_rank)) return metric->ready = 0;
+    if (!shared && !factorise(batch, b, metric)) return metric->ready = 0;
     for (Index j = 0; j < n; j++) {
         metric->f[j] = load(batch->f, b * batch->f_step + j, single);
         if (batch->w) metric->w[j] = load(batch->w, b * batch->w_step + j, single);
@@ -231,7 +231,7 @@ FN int decide_in_metric(const CaffnetBatch *batch, int64_t b, Work *work, Metric
     if (is_euclidean(batch, b)) return decide(batch, b, work, proof);
     int loaded = load_sample(batch, b, work);
     s->direct.family = ANY;
-    if (loaded == CAFFNET_INVALID || !whiten(batch, b, metric, &work->t, NULL)) return write_nothing(batch, b, CAFFNET_INVALID);
+    if (loaded == CAFFNET_INVALID || !whiten(batch, b, metric, NULL)) return write_nothing(batch, b, CAFFNET_INVALID);
     /* A feasible f is returned in any metric; `strict` moves it by rounding only. */
     if (check(s, work->f, largest(work->f, n), NULL, 1) != REJECTED) return decide(batch, b, work, proof);
     double size = size_of_sample(work);
@@ -273,7 +273,7 @@ FN void differentiate_in_metric(const CaffnetBatch *batch, const CaffnetGradient
     int single = work->single, held = 0, numbers = 1, relaxed = batch->status[b] == CAFFNET_RELAXED;
     Level level = {0, {0}, {0.0}, {0}, {0.0}};
     for (int64_t i = 0; i < batch->m && !held; i++) held = active[i] != 0;
-    if (!held || !whiten(batch, b, metric, &work->t, batch->tangent ? NULL : active)) {
+    if (!held || !whiten(batch, b, metric, batch->tangent ? NULL : active)) {
         differentiate(batch, to, b, work);
         return;
     }

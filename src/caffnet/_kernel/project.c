@@ -1,18 +1,18 @@
 /* One sample: find the face, compute its point, repeat where rounding carried the point over another row. */
 #include "internal.h"
 
-/* Whether the answer for g has to be checked. Its multipliers have few digits where rows of the face are nearly dependent; its
+/* Whether the answer has to be checked. Its multipliers have few digits where rows of the face are nearly dependent; its
    rounding, divided by what is left of such a row, may count beside a short distance (a tenth that is left costs one digit: the
    rounding of the point itself is no less); and a search that exchanged rows for others that depend on them in the digits of
    float32 only may have ended at the wrong rows. */
-FN int is_delicate(const Work *work, const double *g) {
+FN int is_delicate(const Work *work) {
     const Rows *s = &work->rows;
     const Face *face = &work->face;
     Index n = outputs_of(s);
     if (is_direct(s)) return 0;
     if (work->exchanged) return 1;
-    double rounding = work->t.search * (largest(work->y, n) + largest(g, n));
-    double allowed = work->t.optimal * distance(work->y, g, n, 2.0), share = rounding < allowed ? rounding / allowed : 1.0;
+    double rounding = work->t.search * (largest(work->y, n) + largest(work->g, n));
+    double allowed = work->t.optimal * distance(work->y, work->g, n, 2.0), share = rounding < allowed ? rounding / allowed : 1.0;
     double rank = larger(work->t.delicate, smaller(share * share, CANCELLATION_OF_DROP));
     for (Index j = 0; j < face->k; j++) {
         double left = face->R[(size_t)j * (size_t)n + (size_t)j];
@@ -21,12 +21,13 @@ FN int is_delicate(const Work *work, const double *g) {
     return 0;
 }
 
-/* Prove that y is the projection of g, up to t.optimal: for multipliers of the right sign the dual function
+/* Prove that y is the projection of work->g, up to t.optimal: for multipliers of the right sign the dual function
    lambda (A g - b) - |A' lambda|^2 / 2 is at most half the squared distance of g to the set. They are those of the closed
    form: y may be rounded to float32. */
-FN int is_nearest(Work *work, const double *g, const double *y) {
+FN int is_nearest(Work *work, const double *y) {
     const Rows *s = &work->rows;
     Face *face = &work->face;
+    const double *g = work->g;
     Index n = outputs_of(s), k = face->k;
     double *lambda = face->multiplier, bound = 0.0;
     flat_point(s, face, g, work->spare);
@@ -53,7 +54,7 @@ FN Index find_face(Work *work, int search, const int8_t *start) {
     Index n = outputs_of(&work->rows), k = NOT_FOUND;
     int moved = 0;
     for (Index j = 0; j < n; j++) moved = moved || work->f[j] != work->g[j];
-    k = nearest_face(work, work->g, work->y, start);
+    k = nearest_face(work, work->g, start);
     if (k < 0) return k; /* no point at all */
     if (!moved && (search == CAFFNET_ACTIVE || (search != CAFFNET_LITE && work->norm == 2.0))) return k;
     if (search == CAFFNET_ACTIVE) return nearer_face(work);
@@ -65,18 +66,18 @@ FN Index find_face(Work *work, int search, const int8_t *start) {
     return work->face.k;
 }
 
-/* Check that the answer is the projection of g; where it is not, move it onto the rows of its face with twice the digits. 0 if
+/* Check that the answer is the projection of work->g; where it is not, move it onto the rows of its face with twice the digits. 0 if
    that does not help: then it stays. */
-FN int prove_nearest(Work *work, const double *g) {
+FN int prove_nearest(Work *work) {
     const Rows *s = &work->rows;
     Index n = outputs_of(s);
     double *finer = work->other;
-    if (is_nearest(work, g, work->y)) return 1;
+    if (is_nearest(work, work->y)) return 1;
     copy(finer, work->y, n);
     slide_finely(s, &work->face, finer);
     clamp(s, finer);
     round_point(work, finer);
-    if (check(s, finer, largest(finer, n), work->face.held, 1) != CAFFNET_INSIDE || !is_nearest(work, g, finer)) return 0;
+    if (check(s, finer, largest(finer, n), work->face.held, 1) != CAFFNET_INSIDE || !is_nearest(work, finer)) return 0;
     copy(work->y, finer, n);
     return 1;
 }
@@ -102,7 +103,7 @@ FN int project(Work *work, int search, const int8_t *start) {
         /* A far g leaves an error of eps |g| along the flat, which may carry y over another row: project the near miss. */
         double *goal = work->other;
         copy(goal, work->y, n);
-        if (nearest_face(work, goal, work->y, NULL) < 0) {
+        if (nearest_face(work, goal, NULL) < 0) {
             copy(work->y, goal, n);
             break;
         }
@@ -110,7 +111,7 @@ FN int project(Work *work, int search, const int8_t *start) {
     }
     int euclidean = work->norm == 2.0 && search != CAFFNET_LITE;
     for (Index j = 0; j < n && euclidean; j++) euclidean = work->f[j] == work->g[j];
-    work->unproven = euclidean && state != REJECTED && is_delicate(work, work->g) && !prove_nearest(work, work->g);
+    work->unproven = euclidean && state != REJECTED && is_delicate(work) && !prove_nearest(work);
     if (work->unproven) return CAFFNET_WITHIN_TOL;
     return state == CAFFNET_INSIDE ? CAFFNET_PROJECTED : state;
 }

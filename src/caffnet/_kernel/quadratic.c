@@ -236,7 +236,7 @@ FN int minimise(const CaffnetBatch *batch, void *multiplier, int64_t b, int soun
     Index n = outputs_of(s), m = rows_of(s);
     int single = (int)batch->single, state = CAFFNET_INVALID;
     for (Index i = 0; i < m; i++) store(multiplier, b * batch->m + i, NAN, single);
-    if (sound && load_sample(batch, b, work) != CAFFNET_INVALID && whiten(batch, b, metric, &work->t, NULL)) {
+    if (sound && load_sample(batch, b, work) != CAFFNET_INVALID && whiten(batch, b, metric, NULL)) {
         copy(work->f, metric->f, n);
         from_white(metric, work->f, n);
         for (Index j = 0; j < n; j++) work->g[j] = work->f[j] = times_power(work->f[j], s->shift);
@@ -269,7 +269,7 @@ FN void solve_system(const CaffnetBatch *batch, const CaffnetSystem *system, int
     int64_t first = b * batch->n, line = b * batch->m;
     const int8_t *active = batch->active + line;
     double *v = work->ordinary, *u = work->walk.g, *q = work->other;
-    sound = sound && (!metric || whiten(batch, b, metric, &work->t, active)) && load_sample(rows, metric ? 0 : b, white) != CAFFNET_INVALID;
+    sound = sound && (!metric || whiten(batch, b, metric, active)) && load_sample(rows, metric ? 0 : b, white) != CAFFNET_INVALID;
     for (Index i = 0; i < m; i++) store(system->s, line + i, sound ? 0.0 : NAN, single);
     for (Index j = 0; j < n; j++) {
         v[j] = sound ? load(system->v, b * system->v_step + j, single) : NAN;

@@ -93,7 +93,7 @@ FN Index settle_levels(Work *work, double relax, Index k) {
                 if (is_soft(work, i) && work->unit[i] == 0.0) work->give[i] += work->t.search * size;
             for (Index i = 0; i < rows_of(&work->rows); i++) work->conflict[i] = work->fine[i] = 0.0;
             relax = least_relaxation(work);
-            k = climb(work, work->g, work->y, &relax, NULL);
+            k = climb(work, work->g, &relax, NULL);
             found = k >= 0 && relax <= before;
         }
         if (found) continue;
@@ -102,7 +102,7 @@ FN Index settle_levels(Work *work, double relax, Index k) {
             work->unit[i] = 0.0;
         }
         relax = 0.0;
-        k = climb(work, work->g, work->y, &relax, NULL);
+        k = climb(work, work->g, &relax, NULL);
     }
     for (Index i = 0; i < rows_of(&work->rows); i++) {
         if (!is_soft(work, i)) continue;
@@ -137,7 +137,7 @@ FN void close_face(Work *work) {
         if (work->tier[i] == 0 || face->held[i] != 0) continue;
         int8_t side = (int8_t)(work->tier[i] > 0 ? 1 : -1);
         if (!is_finite(side > 0 ? work->high[i] : work->low[i])) continue; /* no point is nearer to it than another */
-        add(s, face, i, side, work->t.rank);
+        add(s, face, i, side);
         face->held[i] = side;
     }
     forget_factors(work);

@@ -28,14 +28,14 @@ FN int strictly_inside(const CaffnetBatch *batch, int64_t b, Work *work, double 
     return check(&work->rows, work->y, size, work->face.held, 1) != REJECTED;
 }
 
-/* How far row i is drawn in, in units of a step: what rounding may be in it at y, whose numbers are up to `size`. 0 for rows
+/* How far row i is drawn in, in units of a step: what rounding may be in it at the ordinary answer, whose numbers are up to `size`. 0 for rows
    without an inside, or without rounding. With `wide`, the size counts whatever the numbers of the row: where rows of small
    numbers give no room for those beside them. */
-FN double margin_of(const Work *work, Index i, const double *y, double size, int wide) {
+FN double margin_of(const Work *work, Index i, double size, int wide) {
     const Rows *s = &work->rows;
-    double bound = bound_at(s, i, value_of(s, i, y));
+    double bound = bound_at(s, i, value_of(s, i, work->ordinary));
     if (s->equal[i] || s->squared[i] == 0.0 || s->plain[i] >= 0 || !is_finite(bound)) return 0.0;
-    double counts = wide ? size : 0.5 * size_at(s, i, y, 2.0 * size);
+    double counts = wide ? size : 0.5 * size_at(s, i, work->ordinary, 2.0 * size);
     return work->t.margin * (counts + bound) + work->t.underflow;
 }
 
@@ -49,7 +49,7 @@ FN int step_inside(const CaffnetBatch *batch, int64_t b, Work *work, int search)
     for (int wide = 0; wide < (s->boxed ? 0 : 2); wide++) {
         int gave_more = 0;
         for (Index i = 0; i < rows_of(s); i++) {
-            double margin = margin_of(work, i, work->ordinary, size, wide);
+            double margin = margin_of(work, i, size, wide);
             gave_more = gave_more || margin != work->unit[i];
             work->unit[i] = margin;
             work->give[i] = 0.0;
@@ -62,7 +62,7 @@ FN int step_inside(const CaffnetBatch *batch, int64_t b, Work *work, int search)
             }
             relax_rows(work, relax);
             if (settle_point(work, work->g, size) != REJECTED && stays_near(work) && strictly_inside(batch, b, work, start)) return 1;
-            if (climb(work, work->g, work->y, &relax, work->stood) < 0 || relax > 0.0) break;
+            if (climb(work, work->g, &relax, work->stood) < 0 || relax > 0.0) break;
             int state = project(work, search, work->stood);
             if (state >= 0 && stays_near(work) && strictly_inside(batch, b, work, start)) return 1;
         }
@@ -87,11 +87,11 @@ FN void keep_hard_rows(const CaffnetBatch *batch, int64_t b, Work *work) {
         restore_bounds(work);
         for (Index i = 0; i < rows_of(s); i++) {
             int soft = is_soft(work, i);
-            double inside = -factor * margin_of(work, i, work->ordinary, size, 0);
+            double inside = -factor * margin_of(work, i, size, 0);
             work->unit[i] = soft && !alone ? users_unit(work, i) : 0.0;
             work->give[i] = !soft ? inside : alone ? HUGE_VAL : work->level[i];
         }
-        if (climb(work, goal, work->y, &relax, work->stood) < 0) continue;
+        if (climb(work, goal, &relax, work->stood) < 0) continue;
         int state = settle_point(work, goal, size);
         if (state == REJECTED || !is_representable(work)) continue;
         write_value(batch, b, work);

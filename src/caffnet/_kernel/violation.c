@@ -125,7 +125,7 @@ FN int give_way(Work *work, int which, int strict, CaffnetProof *proof) {
             relax = larger(relax, (work->low[i] - work->high[i]) / (2.0 * work->unit[i]));
     }
     double least = relax;
-    Index k = climb(work, work->g, work->y, &relax, NULL);
+    Index k = climb(work, work->g, &relax, NULL);
     if (k == CONFLICT && which == SOFT_ROWS) {
         restore_bounds(work);
         return CONFLICT;
@@ -196,7 +196,7 @@ FN int give_way_by_rounding(Work *work) {
     Index n = outputs_of(s);
     double all = 2.0 * largest(work->y, n), relax = 0.0;
     for (Index i = 0; i < rows_of(s); i++) work->unit[i] = s->plain[i] >= 0 ? 0.0 : room_in_row(work, i, all, 1);
-    if (climb(work, work->g, work->y, &relax, NULL) >= 0) (void)settle_point(work, work->g, largest(work->g, n));
+    if (climb(work, work->g, &relax, NULL) >= 0) (void)settle_point(work, work->g, largest(work->g, n));
     restore_bounds(work);
     clamp(s, work->y);
     round_point(work, work->y);

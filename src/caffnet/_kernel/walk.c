@@ -145,7 +145,7 @@ FN Index enumerate(Work *work, Index k, int lite) {
     if (lite) {
         restart(work);
         Index options = list_choices(s, face->violated);
-        for (Index c = 0; c < options; c++) add(s, face, choice_row(face->violated[c]), 1, work->t.rank);
+        for (Index c = 0; c < options; c++) add(s, face, choice_row(face->violated[c]), 1);
         minimal = face->k - face->base;
     } else if (k >= 0) {
         slide(s, face, 0, work->y); /* y is the projection of g, up to rounding */
@@ -168,6 +168,6 @@ FN Index enumerate(Work *work, Index k, int lite) {
     size = walk_all(work, minimal, best, size);
     restart(work);
     if (size > n) return NOT_FOUND;
-    for (Index j = 0; j < size; j++) add(s, face, walk->rows[j], (Index)walk->sides[j], work->t.rank);
+    for (Index j = 0; j < size; j++) add(s, face, walk->rows[j], (Index)walk->sides[j]);
     return face->k;
 }
