@@ -184,11 +184,10 @@ FN Index columns_of_line(const Rows *s, const int8_t *fixed, Index p, double *x)
     for (Index e = 0; e < s->entries[i]; e++) {
         Index j = column_of(s, i, e);
         if (fixed[j]) continue;
-        double own = is_sparse(s) ? a[e] : a[j];
         for (Index c = w->column[j]; c < w->column[j + 1]; c++) {
             Index q = w->place[w->row[c]], length = 0;
             if (q < 0 || q > p) continue;
-            if (x) x[q] += own * w->entry[c];
+            if (x) x[q] += a[e] * w->entry[c];
             for (; q < w->first && q != p && w->mark[q] != p; q = w->parent[q]) {
                 w->path[length++] = q;
                 w->mark[q] = p;

@@ -36,7 +36,6 @@ FN void carve_sparse(Newton *newton, size_t n, size_t m, const int32_t *start, P
     newton->u = DOUBLES(m);
     newton->trial = DOUBLES(m);
     newton->step = DOUBLES(m);
-    newton->along = DOUBLES(m);
     newton->slope = DOUBLES(m);
     newton->right = DOUBLES(m);
     newton->x = DOUBLES(n);

@@ -100,7 +100,7 @@ typedef struct {
     double *full;
     int64_t room;
     double *pivot, *line;   /* (m,) the diagonal of L, 0 for rows left out; scratch */
-    double *u, *trial, *step, *along, *slope, *right; /* (m,) multipliers */
+    double *u, *trial, *step, *slope, *right; /* (m,) multipliers */
     double *x, *y;          /* (n,) */
     int8_t *moving;         /* (m,) */
     int faced;              /* the factors are those of a face: */

@@ -195,8 +195,7 @@ FN void climb_dual(const Rows *s, const double *g, double before, double *y) {
         start += w->slope[i] * w->step[i];
         if (passes) far = smaller(far, -w->u[i] / w->step[i]);
     }
-    for (Index o = 0; o < w->count; o++) w->along[w->order[o]] = w->trial[w->order[o]];
-    if (!(dual_value(s, g, w->along, y) >= before + LINE_SEARCH * LINE_SEARCH * start)) {
+    if (!(dual_value(s, g, w->trial, y) >= before + LINE_SEARCH * LINE_SEARCH * start)) {
         double near = 0.0, length = far, at_near = start, here = slope_after(s, g, far, y), at_far = here;
         for (int trial = 0; trial < 100; trial++) {
             if (fabs(here) <= LINE_SEARCH * start || (here > 0.0 && length == far)) break;
@@ -211,11 +210,10 @@ FN void climb_dual(const Rows *s, const double *g, double before, double *y) {
             length = trial % 2 == 0 && secant > near && secant < far ? secant : middle;
             here = slope_after(s, g, length, y);
         }
-        for (Index i = 0; i < rows_of(s); i++) w->along[i] = w->trial[i];
     }
     for (Index o = 0; o < w->count; o++) {
         Index i = w->order[o];
-        double next = w->along[i], room = ROUNDING * fabs(w->u[i]);
+        double next = w->trial[i], room = ROUNDING * fabs(w->u[i]);
         w->u[i] = !s->equal[i] && w->u[i] != 0.0 && (next * w->u[i] < 0.0 || fabs(next) <= room) ? 0.0 : next;
     }
 }
