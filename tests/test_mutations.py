@@ -199,7 +199,7 @@ MUTANTS = {
     ),
     "the level does not move with the bounds": (
         "_kernel/soft.c",
-        "level.s[c] = right[c] / small[c][c];",
+        "level.s[c] = line[c][level.count] / line[c][c];",
         "level.s[c] = 0.0;",
         "test_soft_rows.py::test_a_level_moves_with_the_bounds_that_set_it",
     ),

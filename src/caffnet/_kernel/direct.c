@@ -189,10 +189,10 @@ FN void direct_slide(const Rows *s, const int8_t *held, double *y) {
     onto_row(s, bound_of(s, row, held[row] > 0), y, 1);
 }
 
-/* The first output of the run that j belongs to. */
-FN Index run_of(Index *before, Index j) {
-    while (before[j] != j) j = before[j] = before[before[j]];
-    return j;
+/* The one that represents all rows, or outputs, that `leader` ties to i. */
+FN Index leader_of(Index *leader, Index i) {
+    while (leader[i] != i) i = leader[i] = leader[leader[i]];
+    return i;
 }
 
 /* Unmark the rows that a factorised face leaves out: it takes equalities first, then the others in their order, each if
@@ -201,12 +201,12 @@ FN Index run_of(Index *before, Index j) {
 FN void direct_independent(const Rows *s, int8_t *held) {
     const Direct *d = &s->direct;
     int shape = d->family == SPARSE ? ANY : d->shape, row = 0;
-    Index loose = 0, bounds = 0, *before = d->first;
+    Index loose = 0, bounds = 0, *leader = d->first;
     for (Index i = 0; i < rows_of(s); i++) bounds += held[i] != 0 && s->plain[i] >= 0;
     if (shape == CHAIN && bounds < 2) return;
     for (Index j = 0; j < outputs_of(s); j++) {
         d->side[j] = 0;
-        before[j] = j;
+        leader[j] = j;
         loose += d->a[j] != 0.0;
     }
     for (int equal = 1; equal >= 0; equal--)
@@ -215,7 +215,7 @@ FN void direct_independent(const Rows *s, int8_t *held) {
             Index j = s->plain[i];
             if (j >= 0) {
                 int weighs = shape == BUDGET && d->a[j] != 0.0;
-                Index first = run_of(before, j);
+                Index first = leader_of(leader, j);
                 if (d->side[first] || (weighs && row && loose == 1)) held[i] = 0;
                 else {
                     d->side[first] = 1;
@@ -226,11 +226,11 @@ FN void direct_independent(const Rows *s, int8_t *held) {
                 else row = 1;
             } else if (shape == CHAIN) {
                 double up = 0.0;
-                Index place = link_of(s, i, &up), first = run_of(before, place), second = run_of(before, place + 1);
+                Index place = link_of(s, i, &up), first = leader_of(leader, place), second = leader_of(leader, place + 1);
                 if (d->side[first] && d->side[second]) held[i] = 0;
                 else {
                     d->side[first] |= d->side[second];
-                    before[second] = first;
+                    leader[second] = first;
                 }
             }
         }

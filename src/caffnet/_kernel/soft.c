@@ -151,12 +151,6 @@ typedef struct {
     double share[LEVELS];         /* of their lower bounds, and minus that of the upper ones */
 } Level;
 
-/* The row that represents all rows tied to row i. */
-FN Index leader_of(const Index *leader, Index i) {
-    while (leader[i] != i) i = leader[i];
-    return i;
-}
-
 /* Tie active rows that depend on each other: leader[i] leads to the same row for all of them. */
 FN void tie_rows(Work *work, const int8_t *active, Index *leader) {
     const Rows *s = &work->rows;
@@ -262,32 +256,25 @@ FN Level share_levels(Work *work, const int8_t *active, const double *y, double 
         settled[pivot[c]] = 1;
         level.closing[level.count++] = i;
     }
-    /* R' s = tau for the levels of the pivots. */
-    double small[LEVELS][LEVELS], right[LEVELS];
+    /* R' s = tau for the levels of the pivots: a small system, its right side in the last column. */
+    double small[LEVELS][LEVELS + 1], *line[LEVELS];
     for (Index e = 0; e < level.count; e++) {
-        right[e] = tau[pivot[e]];
-        for (Index c = 0; c < level.count; c++) small[e][c] = R[c][pivot[e]];
+        line[e] = small[e];
+        for (Index c = 0; c < level.count; c++) line[e][c] = R[c][pivot[e]];
+        line[e][level.count] = tau[pivot[e]];
     }
     for (Index c = 0; c < level.count; c++) {
         Index best = c;
         for (Index e = c + 1; e < level.count; e++)
-            if (fabs(small[e][c]) > fabs(small[best][c])) best = e;
+            if (fabs(line[e][c]) > fabs(line[best][c])) best = e;
+        exchange(&line[c], &line[best]);
         for (Index e = 0; e < level.count; e++) {
-            double swapped = small[c][e];
-            small[c][e] = small[best][e];
-            small[best][e] = swapped;
-        }
-        double swapped = right[c];
-        right[c] = right[best];
-        right[best] = swapped;
-        for (Index e = 0; e < level.count; e++) {
-            if (e == c || small[e][c] == 0.0) continue;
-            double factor = small[e][c] / small[c][c];
-            for (Index d = c; d < level.count; d++) small[e][d] -= factor * small[c][d];
-            right[e] -= factor * right[c];
+            if (e == c || line[e][c] == 0.0) continue;
+            double factor = line[e][c] / line[c][c];
+            for (Index d = c; d <= level.count; d++) line[e][d] -= factor * line[c][d];
         }
     }
-    for (Index c = 0; c < level.count; c++) level.s[c] = right[c] / small[c][c];
+    for (Index c = 0; c < level.count; c++) level.s[c] = line[c][level.count] / line[c][c];
     for (Index c = 0; c < level.count; c++) {
         double again[LEVELS];
         (void)level_coefficients(work, level.closing[c], active[level.closing[c]], count, again);
