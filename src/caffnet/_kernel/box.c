@@ -98,8 +98,7 @@ FN void clip_gradient(const CaffnetBatch *batch, const CaffnetGradients *to, int
         double v = load(to->v, b * to->v_step + j, single), p = active[j] ? 0.0 : v, inward = p;
         if (!held && !passes) p = inward = 0.0;
         if (held && batch->tangent) {
-            double low = load(batch->lower, b * batch->lower_step + j, single);
-            double high = load(batch->upper, b * batch->upper_step + j, single), y = load(batch->value, b * batch->n + j, single);
+            double low = lower_of(batch, b, j), high = upper_of(batch, b, j), y = load(batch->value, b * batch->n + j, single);
             double size = 2.0 * (share > fine ? larger(fabs(y), fine / share * top) : top); /* as size_at has it */
             int equal = low == high && (passes || active[j] != 0); /* a broken one binds nothing */
             inward = v;

@@ -107,8 +107,7 @@ FN int holds_exactly(const CaffnetBatch *batch, int64_t b, const void *y, int64_
     int single = (int)batch->single;
     const Index *start = batch->row_start;
     for (int64_t i = 0; i < batch->m; i++) {
-        double low = load(batch->lower, b * batch->lower_step + i, single);
-        double high = load(batch->upper, b * batch->upper_step + i, single);
+        double low = lower_of(batch, b, i), high = upper_of(batch, b, i);
         if (low == high || (hard && batch->soft && batch->soft[i] == 's')) continue;
         int64_t place = start ? start[i] : b * batch->A_step + i * batch->n;
         const Index *columns = start ? batch->columns + start[i] : NULL;

@@ -273,6 +273,15 @@ FN void store(void *array, int64_t place, double x, int single) {
     else ((double *)array)[place] = x;
 }
 
+/* The user's bounds of row i in sample b. */
+INLINE double lower_of(const CaffnetBatch *batch, int64_t b, int64_t i) {
+    return load(batch->lower, b * batch->lower_step + i, (int)batch->single);
+}
+
+INLINE double upper_of(const CaffnetBatch *batch, int64_t b, int64_t i) {
+    return load(batch->upper, b * batch->upper_step + i, (int)batch->single);
+}
+
 /* The number in the user's type. */
 FN double rounded(double x, int single) { return single ? (double)(float)x : x; }
 
@@ -445,7 +454,7 @@ INLINE double sum_of_sizes(const double *y, Index n) {
     double total = 0.0;
     Index j = 0;
     if (n >= 8) {
-        double sum[8] = {0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0};
+        double sum[8] = {0.0};
         for (; j + 8 <= n; j += 8)
             for (int c = 0; c < 8; c++) sum[c] += fabs(y[j + c]);
         for (int c = 0; c < 8; c++) total += sum[c];
@@ -480,7 +489,7 @@ FN double largest(const double *y, Index n) {
     double top = 0.0;
     Index j = 0;
     if (n >= 8) {
-        double most[8] = {0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0};
+        double most[8] = {0.0};
         for (; j + 8 <= n; j += 8)
             for (int c = 0; c < 8; c++) most[c] = fabs(y[j + c]) > most[c] ? fabs(y[j + c]) : most[c];
         for (int c = 0; c < 8; c++) top = larger(top, most[c]);

@@ -174,20 +174,16 @@ FN Index demand_of(const Rows *s, Index i, double low, double high) {
 RARE void shift_sample(const CaffnetBatch *batch, int64_t b, Work *work, double size) {
     Rows *s = &work->rows;
     Index top = size > 0.0 ? exponent_of(size) : -5000;
-    for (int pass = 0; pass < 2; pass++) {
-        for (Index i = 0; i < rows_of(s); i++) {
-            double low = load(batch->lower, b * batch->lower_step + i, work->single);
-            double high = load(batch->upper, b * batch->upper_step + i, work->single);
-            if (pass == 0) {
-                if (work->soft_rows != COUNT && is_soft(work, i)) continue;
-                Index here = demand_of(s, i, low, high);
-                top = here > top ? here : top;
-                continue;
-            }
-            s->low[i] = is_finite(low) ? scale_bound(s, i, low) : low;
-            s->high[i] = is_finite(high) ? scale_bound(s, i, high) : high;
-        }
-        if (pass == 0) s->shift = top > -5000 && (top > 400 || top < -400) ? -top : 0;
+    for (Index i = 0; i < rows_of(s); i++) {
+        if (work->soft_rows != COUNT && is_soft(work, i)) continue;
+        Index here = demand_of(s, i, lower_of(batch, b, i), upper_of(batch, b, i));
+        top = here > top ? here : top;
+    }
+    s->shift = top > -5000 && (top > 400 || top < -400) ? -top : 0;
+    for (Index i = 0; i < rows_of(s); i++) {
+        double low = lower_of(batch, b, i), high = upper_of(batch, b, i);
+        s->low[i] = is_finite(low) ? scale_bound(s, i, low) : low;
+        s->high[i] = is_finite(high) ? scale_bound(s, i, high) : high;
     }
     for (Index j = 0; j < outputs_of(s); j++) {
         work->f[j] = ldexp(work->f[j], s->shift);
@@ -251,8 +247,7 @@ FN int load_sample(const CaffnetBatch *batch, int64_t b, Work *work) {
     double *lows = s->low, *highs = s->high;
     const double *factors = s->factor;
     for (Index i = 0; i < m; i++) {
-        double low = load(batch->lower, b * batch->lower_step + i, single);
-        double high = load(batch->upper, b * batch->upper_step + i, single);
+        double low = lower_of(batch, b, i), high = upper_of(batch, b, i);
         if (!(low <= high) || low >= HUGE_VAL || high <= -HUGE_VAL) {
             if (low != low || high != high) return CAFFNET_INVALID;
             state = CONFLICT;
@@ -268,8 +263,8 @@ FN int load_sample(const CaffnetBatch *batch, int64_t b, Work *work) {
     for (Index i = 0; i < m && s->zeros; i++) {
         if (s->squared[i] != 0.0) continue;
         double tiny = work->t.underflow;
-        s->low[i] = bound_of_zeros(load(batch->lower, b * batch->lower_step + i, single), s->low[i], tiny);
-        s->high[i] = bound_of_zeros(load(batch->upper, b * batch->upper_step + i, single), s->high[i], tiny);
+        s->low[i] = bound_of_zeros(lower_of(batch, b, i), s->low[i], tiny);
+        s->high[i] = bound_of_zeros(upper_of(batch, b, i), s->high[i], tiny);
         if (s->low[i] > 0.0 || s->high[i] < 0.0) state = CONFLICT;
     }
     if (work->soft_rows == ARE_IGNORED) remove_soft_rows(work);
