@@ -100,8 +100,8 @@ FN int whiten(const CaffnetBatch *batch, int64_t b, Metric *metric, const int8_t
     } else to_white(metric, metric->f, n);
     if (batch->w) to_white(metric, metric->w, n);
     for (Index i = 0; i < m; i++) {
-        metric->low[i] = load(batch->lower, b * batch->lower_step + i, single);
-        metric->high[i] = load(batch->upper, b * batch->upper_step + i, single);
+        metric->low[i] = lower_of(batch, b, i);
+        metric->high[i] = upper_of(batch, b, i);
     }
     metric->batch.start = batch->start ? batch->start + b * batch->m : NULL;
     if (shared && batch->A_step == 0) return 1;
@@ -137,8 +137,7 @@ FN void refine_in_metric(Work *work, Metric *metric) {
 FN int check_rounded(Work *work) {
     const Rows *s = &work->rows;
     copy(work->spare, work->y, outputs_of(s));
-    clamp(s, work->spare);
-    round_point(work, work->spare);
+    round_within_bounds(work, work->spare);
     return check(s, work->spare, largest(work->spare, outputs_of(s)), work->face.held, 1);
 }
 

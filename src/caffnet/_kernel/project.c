@@ -75,8 +75,7 @@ FN int prove_nearest(Work *work) {
     if (is_nearest(work, work->y)) return 1;
     copy(finer, work->y, n);
     slide_finely(s, &work->face, finer);
-    clamp(s, finer);
-    round_point(work, finer);
+    round_within_bounds(work, finer);
     if (check(s, finer, largest(finer, n), work->face.held, 1) != CAFFNET_INSIDE || !is_nearest(work, finer)) return 0;
     copy(work->y, finer, n);
     return 1;

@@ -10,6 +10,12 @@ FN void round_point(const Work *work, double *y) {
     }
 }
 
+/* The same within the bounds of single outputs. */
+FN void round_within_bounds(const Work *work, double *y) {
+    clamp(&work->rows, y);
+    round_point(work, y);
+}
+
 /* a_i y - b_i for the bound at one side, with twice the digits. */
 FN Pair fine_gap(const Rows *s, Index i, int upper, const double *y) {
     const double *a = s->A + (size_t)i * (size_t)outputs_of(s);
@@ -51,8 +57,7 @@ FN int verify_point(Work *work, const double *g, double size) {
                 Index i = face->rows[j];
                 if (s->plain[i] >= 0) trial[s->plain[i]] = s->sign[i] * bound_of(s, i, face->sides[j] > 0) + 0.0;
             }
-            clamp(s, trial);
-            round_point(work, trial);
+            round_within_bounds(work, trial);
             int state = check(s, trial, larger(size, largest(trial, n)), face->held, 1);
             if (state == REJECTED) continue;
             copy(y, trial, n);

@@ -12,6 +12,11 @@ FN int rows_hold(const Work *work) {
     return accepts(&work->rows, work->y, largest(work->y, outputs_of(&work->rows)));
 }
 
+/* The same, and bounds of single outputs exactly. */
+FN int holds_firmly(const Work *work) {
+    return check(&work->rows, work->y, largest(work->y, outputs_of(&work->rows)), work->face.held, 1) != REJECTED;
+}
+
 /* Prove with the conflict in work->conflict that no point of a reasonable size satisfies the rows. */
 FN int proven_empty(const Work *work, CaffnetProof *proof) {
     *proof = prove(work);
@@ -42,8 +47,7 @@ FN void refine_on_hard_rows(Work *work) {
     copy(trial, work->y, n);
     for (int again = 0; again < 3 && worst > 0.0; again++) {
         slide_finely(s, face, trial);
-        clamp(s, trial);
-        round_point(work, trial);
+        round_within_bounds(work, trial);
         double now = hard_excess(work, trial);
         if (!(now < worst) || !accepts(s, trial, size)) break;
         copy(work->y, trial, n);
@@ -68,19 +72,14 @@ FN int project_on_hard_rows(Work *work) {
     double *goal = work->other;
     relax_soft_rows(work, 1);
     for (int again = 0; again < 40; again++) { /* a far goal leaves an error of eps |goal| */
-        if (check(&work->rows, work->y, largest(work->y, n), work->face.held, 1) != REJECTED) return 1;
+        if (holds_firmly(work)) return 1;
         copy(goal, work->y, n);
         restart(work);
         if (dual(work, goal, work->y, NULL, work->t.search, work->t.feasibility) < 0 ||
             settle_point(work, goal, largest(goal, n)) == REJECTED) break;
     }
-    clamp(&work->rows, work->y);
-    round_point(work, work->y);
+    round_within_bounds(work, work->y);
     return rows_hold(work); /* where bounds cross by rounding */
-}
-
-FN int holds_firmly(Work *work) {
-    return check(&work->rows, work->y, largest(work->y, outputs_of(&work->rows)), work->face.held, 1) != REJECTED;
 }
 
 /* All rows were relaxed by the amount that one of them needed. Look for a point that exceeds rows by their own rounding only,
@@ -90,8 +89,7 @@ FN int return_to_bounds(Work *work) {
     double *point = work->other; /* not `ordinary`, which has the answer that this one is compared with */
     copy(point, work->y, n);
     for (Index i = 0; i < m; i++) work->kept[i] = work->face.held[i];
-    clamp(&work->rows, work->y);
-    round_point(work, work->y);
+    round_within_bounds(work, work->y);
     if (holds_firmly(work)) return CAFFNET_WITHIN_TOL;
     rebuild_face(work, work->kept);
     int state = settle_point(work, work->g, 0.0);
@@ -139,10 +137,8 @@ FN int give_way(Work *work, int which, int strict, CaffnetProof *proof) {
     if (which == SOFT_ROWS && k >= 0) k = settle_levels(work, relax, k);
     int found = k >= 0 && settle_point(work, work->g, largest(work->g, n)) != REJECTED;
     if (!found && which == SOFT_ROWS) (void)project_on_hard_rows(work);
-    else if (!found) {
-        clamp(s, work->y);
-        round_point(work, work->y);
-    } else if (which == SOFT_ROWS) { /* accepted up to the rounding of g: a last step by that of y, on the same face */
+    else if (!found) round_within_bounds(work, work->y);
+    else if (which == SOFT_ROWS) { /* accepted up to the rounding of g: a last step by that of y, on the same face */
         close_face(work);
         refine_on_hard_rows(work);
         for (Index i = 0; i < rows_of(s); i++) work->kept[i] = face->held[i];
@@ -198,8 +194,7 @@ FN int give_way_by_rounding(Work *work) {
     for (Index i = 0; i < rows_of(s); i++) work->unit[i] = s->plain[i] >= 0 ? 0.0 : room_in_row(work, i, all, 1);
     if (climb(work, work->g, &relax, NULL) >= 0) (void)settle_point(work, work->g, largest(work->g, n));
     restore_bounds(work);
-    clamp(s, work->y);
-    round_point(work, work->y);
+    round_within_bounds(work, work->y);
     return holds_firmly(work);
 }
 
