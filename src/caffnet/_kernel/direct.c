@@ -106,9 +106,14 @@ FN int gradient_family(const Rows *s) {
 
 /* ---------------------------------------------------------------------------------------------- on rows held */
 
+/* The total of eight sums. */
+FN double folded(const double *sum) {
+    return ((sum[0] + sum[4]) + (sum[1] + sum[5])) + ((sum[2] + sum[6]) + (sum[3] + sum[7]));
+}
+
 /* The sums of a_j x_j and of a_j a_j over the outputs that are not fixed. */
 FN double over_free(const Direct *d, const double *x, Index n, double *squared) {
-    double sum[8] = {0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0}, size[8] = {0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0};
+    double sum[8] = {0.0}, size[8] = {0.0};
     Index j = 0;
     for (; j + 8 <= n; j += 8)
         for (int c = 0; c < 8; c++) {
@@ -121,8 +126,8 @@ FN double over_free(const Direct *d, const double *x, Index n, double *squared) 
         sum[c] += a * x[j];
         size[c] += a * a;
     }
-    *squared = ((size[0] + size[4]) + (size[1] + size[5])) + ((size[2] + size[6]) + (size[3] + size[7]));
-    return ((sum[0] + sum[4]) + (sum[1] + sum[5])) + ((sum[2] + sum[6]) + (sum[3] + sum[7]));
+    *squared = folded(size);
+    return folded(sum);
 }
 
 /* Move y onto the row of a budget, along the outputs that are not fixed; `finely`: its residual with twice the digits. */
@@ -292,7 +297,7 @@ FN void blame_bounds(Work *work, Index p, Index q) {
 
 /* a y(t), and the sum of a_j^2 over the outputs within their bounds. */
 FN double budget_at(const Direct *d, const double *g, Index n, double t, double *squared) {
-    double sum[8] = {0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0}, size[8] = {0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0};
+    double sum[8] = {0.0}, size[8] = {0.0};
     const double *a = d->a, *low = d->low, *high = d->high;
     Index j = 0;
     for (; j + 8 <= n; j += 8)
@@ -307,8 +312,8 @@ FN double budget_at(const Direct *d, const double *g, Index n, double t, double 
         sum[c] += a[j] == 0.0 ? 0.0 : a[j] * y;
         size[c] += y == x ? a[j] * a[j] : 0.0;
     }
-    *squared = ((size[0] + size[4]) + (size[1] + size[5])) + ((size[2] + size[6]) + (size[3] + size[7]));
-    return ((sum[0] + sum[4]) + (sum[1] + sum[5])) + ((sum[2] + sum[6]) + (sum[3] + sum[7]));
+    *squared = folded(size);
+    return folded(sum);
 }
 
 /* Sort numbers, in place: heapsort. */

@@ -31,7 +31,7 @@ FN void multipliers(const Rows *s, Face *face, Index base, const double *g, cons
 FN void rough_multipliers(const Rows *s, Face *face, const double *g) {
     double *r = face->r;
     along_all(face, g, face->d, outputs_of(s));
-    for (Index j = 0; j < face->k; j++) r[j] = face->sides[j] > 0 ? s->high[face->rows[j]] : s->low[face->rows[j]];
+    for (Index j = 0; j < face->k; j++) r[j] = bound_of(s, face->rows[j], face->sides[j] > 0);
     solve_transposed(face, r, outputs_of(s));
     for (Index j = 0; j < face->k; j++) face->d[j] -= r[j];
     in_rows(face, face->base, face->d, r, outputs_of(s));

@@ -246,7 +246,7 @@ FN void flat_point(const Rows *s, Face *face, const double *g, double *y) {
     copy(y, g, n);
     along_all(face, g, r, n);
     move_all(face, r, y, n);
-    for (Index j = 0; j < k; j++) r[j] = face->sides[j] > 0 ? -s->high[face->rows[j]] : -s->low[face->rows[j]];
+    for (Index j = 0; j < k; j++) r[j] = -bound_of(s, face->rows[j], face->sides[j] > 0);
     solve_transposed(face, r, n);
     move_all(face, r, y, n);
     slide(s, face, 0, y);

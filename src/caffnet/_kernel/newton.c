@@ -112,7 +112,7 @@ FN int is_conflict(Work *work, const double *direction) {
     for (Index i = 0; i < rows_of(s); i++) work->conflict[i] = work->fine[i] = 0.0;
     for (Index o = 0; o < w->count; o++) {
         Index i = w->order[o];
-        double u = direction[i], bound = u > 0.0 ? s->high[i] : s->low[i];
+        double u = direction[i], bound = bound_of(s, i, u > 0.0);
         if (u == 0.0) continue;
         if (!is_finite(bound)) return 0;
         work->conflict[i] = u;
