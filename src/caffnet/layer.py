@@ -374,7 +374,7 @@ def limit_null(f: Tensor, w: Tensor, constraints: AffineSet | Prepared, options:
 
 def _length(t: Tensor) -> Tensor:
     """Return ``|t|_2`` with its axis kept, without overflow; its derivative at 0 is 0."""
-    top = t.detach().abs().amax(-1, keepdim=True) if t.shape[-1] else t.new_zeros(*t.shape[:-1], 1)
+    top = sparse.largest(t.detach())
     positive = top > 0
     unit = torch.where(positive, top, 1.0)
     ratio = torch.where(positive, t / unit, 1.0)

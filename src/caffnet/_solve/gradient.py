@@ -251,8 +251,8 @@ def _exceeded(
         goal: the points to which y is nearest, ``(B, n)``: their size determines the rounding.
     """
     level = torch.where(giving, sides * (dot(rows, y.unsqueeze(-2)) - chosen), 0.0)
-    largest = y.abs().amax(-1, keepdim=True) + goal.abs().amax(-1, keepdim=True) if y.shape[-1] else y[..., :1]
-    size = sparse.sizes_at(rows, y, rows.abs().sum(-1) * largest) + chosen.abs()
+    everything = rows.abs().sum(-1) * (sparse.largest(y) + sparse.largest(goal))
+    size = sparse.sizes_at(rows, y, everything) + chosen.abs()
     room = 4 * (tolerance.feasibility(y.dtype, y.shape[-1]) * size + tolerance.underflow(y.dtype))
     giving = giving & (level > room)
     level = torch.where(giving, level, 0.0)
@@ -324,10 +324,9 @@ def _cone(p: Problem, found: Answer, here: Tensor) -> tuple[Tensor, Tensor, Tens
     scaled = times_power(A, exponent.unsqueeze(-1))
     lower, upper = times_power(lower, exponent), times_power(upper, exponent)
     value = dot(scaled, y.unsqueeze(-2))
-    n = y.shape[-1]
-    share = tolerance.feasibility(y.dtype, n)
-    largest = y.abs().amax(-1, keepdim=True) if n else y.new_zeros(*y.shape[:-1], 1)
-    allowed = share * sparse.sizes_at(scaled, y, (2 * largest).expand_as(value)) + tolerance.underflow(y.dtype)
+    share = tolerance.feasibility(y.dtype, y.shape[-1])
+    size = sparse.sizes_at(scaled, y, (2 * sparse.largest(y)).expand_as(value))
+    allowed = share * size + tolerance.underflow(y.dtype)
     broken = (found.status == int(Status.INFEASIBLE)).unsqueeze(-1) & (found.active == 0)
     equal = (lower == upper) & ~broken
     if p.soft:  # an equality that gave way has one side

@@ -21,7 +21,7 @@ from caffnet._solve.face import factor, pick_rows, product, times, times_power, 
 from caffnet._solve.metric import White
 from caffnet._solve.prepare import count_subsets, subset_sizes
 from caffnet._solve.problem import Answer, Options, Problem, Status
-from caffnet._solve.sparse import sizes_at
+from caffnet._solve.sparse import largest, sizes_at
 from caffnet._solve.tracing import remember
 from caffnet.constraints import BOTH, EQUAL, FREE, SOFT, UPPER, AffineSet, is_kind
 from caffnet.errors import BudgetError, ConstraintError
@@ -193,7 +193,7 @@ def _choose(rows: _Rows, row_kinds: str, options: Options, f: Tensor, g: Tensor)
     above = value - (rows.upper + share * rows.upper.abs()).unsqueeze(1)
     below = (rows.lower - share * rows.lower.abs()).unsqueeze(1) - value
     worst = torch.maximum(above, below).amax(-1)
-    allowed = share * (_largest(y) + _largest(f).unsqueeze(1)).squeeze(-1) + tolerance.underflow(f.dtype)
+    allowed = share * (largest(y) + largest(f).unsqueeze(1)).squeeze(-1) + tolerance.underflow(f.dtype)
     valid = (worst <= allowed) & known & face.independent
     if lite:
         size = (signs[:, equalities:] != 0).sum(-1)
@@ -243,7 +243,7 @@ def _polish(rows: _Rows, chosen: Tensor, sides: Tensor, row_kinds: str, g: Tenso
     clamped = _clamp(rows, y)
     keeps = _accepts(rows, clamped, clamped)
     y = torch.where((keeps | ~accepted).unsqueeze(-1), clamped, y)
-    noise = (_largest(y) <= tolerance.feasibility(y.dtype, y.shape[-1]) * _largest(g)).squeeze(-1)
+    noise = (largest(y) <= tolerance.feasibility(y.dtype, y.shape[-1]) * largest(g)).squeeze(-1)
     zero = torch.zeros_like(y)
     snap = noise & ~(accepted | keeps) & _accepts(rows, zero, zero)
     return torch.where(snap.unsqueeze(-1), zero, y)
@@ -261,7 +261,7 @@ def _accepts(rows: _Rows, y: Tensor, start: Tensor | None = None) -> Tensor:
     value = times(rows.A, y)
     above = value - rows.upper - share * rows.upper.abs()
     below = rows.lower - value - share * rows.lower.abs()
-    size = sizes_at(rows.A, y, 2 * _largest(y)) if start is None else _largest(y) + _largest(start)
+    size = sizes_at(rows.A, y, 2 * largest(y)) if start is None else largest(y) + largest(start)
     allowed = share * size + tolerance.underflow(y.dtype)
     return (torch.maximum(above, below) <= allowed).all(-1)
 
@@ -294,11 +294,6 @@ def _box_limits(rows: _Rows) -> tuple[Tensor, Tensor]:
     low = low.scatter_reduce(-1, column, torch.where(plain, lower, -math.inf), "amax")
     high = high.scatter_reduce(-1, column, torch.where(plain, upper, math.inf), "amin")
     return low, high
-
-
-def _largest(y: Tensor) -> Tensor:
-    """``|y|_inf`` with its axis kept."""
-    return y.abs().amax(-1, keepdim=True) if y.shape[-1] else y.new_zeros(*y.shape[:-1], 1)
 
 
 def _distance(difference: Tensor, norm: float) -> Tensor:

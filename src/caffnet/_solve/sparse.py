@@ -113,6 +113,11 @@ def sizes_at(A: Tensor, y: Tensor, everything: Tensor) -> Tensor:
     return torch.maximum(torch.minimum(2 * product(size, y.abs()), everything), share * everything)
 
 
+def largest(y: Tensor) -> Tensor:
+    """``|y|_inf`` with its axis kept."""
+    return y.abs().amax(-1, keepdim=True) if y.shape[-1] else y.new_zeros(*y.shape[:-1], 1)
+
+
 def numbers(A: Tensor) -> Tensor:
     """The numbers that a tensor of any kind holds."""
     return A.values() if is_sparse(A) else A

@@ -27,7 +27,7 @@ from caffnet import tolerance
 from caffnet._solve import run
 from caffnet._solve.face import dot, product, times
 from caffnet._solve.problem import Answer, Options, Problem, Status, is_diagonal
-from caffnet._solve.sparse import row_sizes, sizes_at
+from caffnet._solve.sparse import largest, row_sizes, sizes_at
 
 
 def apply(Q: Tensor | None, y: Tensor) -> Tensor:
@@ -57,8 +57,7 @@ def multipliers(problem: Problem, answer: Answer) -> Tensor:
         apart = apply(p.metric, p.f - answer.value)
         nothing = p._replace(f=torch.zeros_like(p.f), w=None)
         found = run.solve_system(nothing, answer, apart, None)[1]
-        size = found.abs().amax(-1, keepdim=True) if found.shape[-1] else found
-        wrong = _wrong_side(p, answer, found) > tolerance.tie(p.f.dtype, p.f.shape[-1]) * size
+        wrong = _wrong_side(p, answer, found) > tolerance.tie(p.f.dtype, p.f.shape[-1]) * largest(found)
         found = torch.where(_wrong_side(p, answer, found) > 0, 0.0, found)
         lost = (answer.status > Status.WITHIN_TOL).unsqueeze(-1)
         again = wrong.any(-1) & ~lost.squeeze(-1)
@@ -83,8 +82,7 @@ def _wrong_side(p: Problem, answer: Answer, found: Tensor) -> Tensor:
 
 def room_at(A: Tensor, y: Tensor, value: Tensor) -> Tensor:
     """The rounding of a row whose value at `y` is `value`, and of its bound, ``(..., m)``: twice that is "touched"."""
-    largest = y.abs().amax(-1, keepdim=True) if A.shape[-1] else 0.0
-    size = sizes_at(A, y, 2 * row_sizes(A) * largest) + 2 * value.abs()
+    size = sizes_at(A, y, 2 * row_sizes(A) * largest(y)) + 2 * value.abs()
     return tolerance.feasibility(y.dtype, A.shape[-1]) * size + tolerance.underflow(y.dtype)
 
 

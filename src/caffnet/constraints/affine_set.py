@@ -182,9 +182,8 @@ class AffineSet:
         kinds = row_kinds if isinstance(row_kinds, str) else "".join(row_kinds)
         if len(kinds) != A.shape[-2] or kinds.strip(_KINDS):
             raise ConstraintError(f"row_kinds must be {A.shape[-2]} characters of '=<>B-', one per row, got {kinds!r}.")
-        read = (
-            read_labels_again if isinstance(labels, tuple) else read_labels
-        )  # a tuple mostly comes from an earlier set
+        # A tuple mostly comes from an earlier set.
+        read = read_labels_again if isinstance(labels, tuple) else read_labels
         return cls._build(A, lower, upper, read(labels, len(kinds)), kinds, weak, metric, softness)
 
     # ------------------------------------------------------------------------------------------------ what it is
@@ -332,18 +331,18 @@ class AffineSet:
     def to(self, *args: Any, **kwargs: Any) -> AffineSet:
         """Return the set in another dtype or on another device; arguments as in ``torch.Tensor.to``."""
         typed = "dtype" in kwargs or any(isinstance(arg, torch.dtype | Tensor) for arg in args)
-        found = self._map(lambda t: t.to(*args, **kwargs), self._weak and not typed)
+        found = self._map(lambda t, _: t.to(*args, **kwargs), self._weak and not typed)
         if found.dtype not in (torch.float32, torch.float64):
             raise DtypeError(
                 f"Sets are in float32 or float64, got to({found.dtype}): other number types cannot keep a constraint."
             )
         return found
 
-    def _map(self, change: Callable[[Tensor], Tensor], weak: bool) -> AffineSet:
-        """Return the set with a function applied to every tensor."""
-        A, lower, upper = change(self._A), change(self._lower), change(self._upper)
-        metric = None if self._metric is None else change(self._metric)
-        softness = None if self._softness is None else self._softness.map(change)
+    def _map(self, change: Callable[[Tensor, int], Tensor], weak: bool) -> AffineSet:
+        """Return the set with a function applied to every tensor and the number of its axes in one sample."""
+        A, lower, upper = change(self._A, 2), change(self._lower, 1), change(self._upper, 1)
+        metric = None if self._metric is None else change(self._metric, 2)
+        softness = None if self._softness is None else self._softness.map(lambda t: change(t, 1))
         return self._build(A, lower, upper, self._labels, self._row_kinds, weak, metric, softness)
 
     def with_metric(self, metric: ArrayLike, *, diagonal: bool | None = None) -> AffineSet:
@@ -493,12 +492,12 @@ class AffineSet:
         return self._build(self._A.to_dense(), *self._parts()[1:], self._metric, self._softness)
 
     def __deepcopy__(self, memo: dict) -> AffineSet:
-        return self._map(lambda t: t.detach().clone(), self._weak)  # `copy.deepcopy` does not know CSR
+        return self._map(lambda t, _: t.detach().clone(), self._weak)  # `copy.deepcopy` does not know CSR
 
     def pin_memory(self, device: Any = None) -> AffineSet:
         """Return the set in page-locked memory, for ``DataLoader(..., pin_memory=True)``."""
         given = () if device is None else (device,)
-        return self._map(lambda t: t.pin_memory(*given), self._weak)
+        return self._map(lambda t, _: t.pin_memory(*given), self._weak)
 
     def __getitem__(self, index: Any) -> AffineSet:
         """Return the sets at an index of the batch; a tensor that the whole batch shares stays shared."""
@@ -515,10 +514,7 @@ class AffineSet:
             shared = t.ndim == core
             return t if shared else t.expand(*batch, *t.shape[t.ndim - core :])[(*places, *core * (slice(None),))]
 
-        A, lower, upper = pick(self._A, 2), pick(self._lower, 1), pick(self._upper, 1)
-        metric = None if self._metric is None else pick(self._metric, 2)
-        softness = None if self._softness is None else self._softness.map(lambda t: pick(t, 1))
-        return self._build(A, lower, upper, self._labels, self._row_kinds, self._weak, metric, softness)
+        return self._map(pick, self._weak)
 
     # ------------------------------------------------------------------------------------------------ measuring
 
@@ -532,8 +528,7 @@ class AffineSet:
         """Mask ``(...)``: True where `y` is in the set up to rounding, within the tolerance that the layer promises."""
         here, point = self._facing(y)
         value = sparse.product(here.A, point)
-        row = sparse.row_sizes(here.A)
-        size = sparse.sizes_at(here.A, point, 2 * row * point.abs().amax(-1, keepdim=True)) if self.n else 0 * row
+        size = sparse.sizes_at(here.A, point, 2 * sparse.row_sizes(here.A) * sparse.largest(point))
         share = tolerance.feasibility(here.dtype, self.n)
         above = value - here.upper - share * here.upper.abs()
         below = here.lower - value - share * here.lower.abs()
