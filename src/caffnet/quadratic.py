@@ -175,14 +175,16 @@ def _rows(q: Tensor, set: AffineSet | Prepared | None, parts: dict[str, ArrayLik
         if given:
             raise ConstraintError(f"Give a set, or {' and '.join(given)}: not both. Sets are joined by `&`.")
         whole = set_of(set)
-        if isinstance(whole, AffineSet) and whole.metric is not None:
+        if not isinstance(whole, AffineSet):
+            return whole  # `validate` raises the error
+        if whole.metric is not None:
             raise ConstraintError("The set has a metric, but solve_qp measures by Q: give it the set without one.")
-        if isinstance(whole, AffineSet) and whole.softness is not None:
+        if whole.softness is not None:
             raise ConstraintError(
                 "The set has soft rows, which solve_qp does not take: give each a slack of its own, one more output "
                 "with its price in Q or q."
             )
-        return _in_full(whole) if isinstance(whole, AffineSet) else whole
+        return _in_full(whole)
     found = []
     for left, right, kind in (("G", "h", UPPER), ("A", "b", EQUAL)):
         rows, bounds = parts[left], parts[right]

@@ -104,8 +104,7 @@ def explain(problem: Problem, options: Options, sample: int) -> Conflict:
         i = rows[0]
         low, high = float(lower[i]), float(upper[i])
         if low > high and math.isfinite(low) and math.isfinite(high):  # its own bounds exclude each other
-            rows, weights, gap = [i, i], [0.5, -0.5], (high - low) / 2
-            return Conflict((i, i), (problem.names[i],) * 2, (0.5, -0.5), gap, radius, True)
+            return Conflict((i, i), (problem.names[i],) * 2, (0.5, -0.5), (high - low) / 2, radius, True)
         sign = 1.0 if high < 0 else -1.0
         return Conflict((i,), (problem.names[i],), (sign,), high if sign > 0 else -low, radius, True)
     total = math.fsum(abs(weights[i]) for i in rows)
