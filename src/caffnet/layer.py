@@ -15,13 +15,13 @@ from caffnet._solve import sparse
 from caffnet._solve.prepare import Prepared, prepare, set_of
 from caffnet._solve.problem import Options, check_options
 from caffnet._solve.tracing import (
-    full_precision,
     in_transform,
     is_compiling,
     is_concrete,
     is_exporting_plain,
     may_branch,
     no_autocast,
+    undo_autocast,
 )
 from caffnet.constraints import EQUAL, AffineSet, ArrayLike, Softness, in_place_of, joint_shape, row_names
 from caffnet.constraints.reading import read_array
@@ -34,7 +34,7 @@ NullVector: TypeAlias = Tensor | Callable[[Tensor], Tensor] | None
 
 OPTIONS = frozenset(inspect.signature(check_options).parameters)
 _HALF = (torch.float16, torch.bfloat16)
-_PARTS = ("A", "lower", "upper", "metric", "weight")
+_BUFFERS = ("A", "lower", "upper", "metric", "weight")
 
 
 class CAffine(nn.Module):
@@ -116,14 +116,14 @@ class CAffine(nn.Module):
         if isinstance(constraint, AffineSet):
             if metric is not None:
                 constraint = constraint.with_metric(metric)
-            if any(t is not None and t.requires_grad for t in _parts(constraint)):
+            if any(t is not None and t.requires_grad for t in _tensors(constraint)):
                 raise ConstraintError(
                     "A fixed set is kept in buffers, its gradient would be lost: "
                     "pass a function, CAffine(lambda x: set)."
                 )
             fixed = constraint.to(torch.get_default_dtype()) if constraint.weak else constraint
             self._rows = (constraint.row_kinds, constraint.labels, constraint.softness and constraint.softness.kinds)
-            for name, part in zip(_PARTS, _parts(fixed), strict=True):
+            for name, part in zip(_BUFFERS, _tensors(fixed), strict=True):
                 self.register_buffer(name, None if part is None else _kept(part.detach()))
             self.register_load_state_dict_pre_hook(_warn_of_other_rows)
             self.register_load_state_dict_post_hook(_prepare_again)
@@ -163,7 +163,7 @@ class CAffine(nn.Module):
         constraints, options = self._constraints(x, f), self._options
         f, null = self._read(f, constraints), None
         if w is not None:
-            null = full_precision(w(self._in_need_of_w(f, constraints)) if callable(w) else w)
+            null = undo_autocast(w(self._in_need_of_w(f, constraints)) if callable(w) else w)
         if isinstance(constraints, Prepared) and options.search == "auto":
             if is_exporting_plain():  # such a graph has searches of its own to choose from
                 constraints = constraints.set
@@ -195,7 +195,7 @@ class CAffine(nn.Module):
                 "passes x on."
             )
         with no_autocast(_device_type(x) or "cpu"), no_autocast("cpu"):
-            made = self.constraint(_full_precision(x))
+            made = self.constraint(_without_half(x))
         if not isinstance(made, (AffineSet, Prepared)):
             raise ConstraintError(
                 f"The constraint function must return an AffineSet, got {type(made).__name__}. {in_place_of(made)}"
@@ -236,14 +236,14 @@ class CAffine(nn.Module):
             own = self._prepared.set.dtype
             if f.dtype is own:
                 return f
-            f = full_precision(f)
+            f = undo_autocast(f)
             if f.dtype != own and f.dtype in (torch.float32, torch.float64):
                 raise DtypeError(
                     f"The layer's constraint is {own}, f is {f.dtype}: "
                     f"convert the layer, layer.to({f.dtype}), or the set before, set.to({f.dtype})."
                 )
             return f
-        f, mine = full_precision(f), f.shape[:-1]
+        f, mine = undo_autocast(f), f.shape[:-1]
         if len(mine) < 2:  # nothing to mistake
             return f
         axes = set_of(constraints).batch_shape
@@ -255,7 +255,7 @@ class CAffine(nn.Module):
         return f
 
     def _prepare(self) -> None:
-        """Factorise the fixed set from its buffers, in their number type and on their device."""
+        """Prepare the fixed set from its buffers, in their number type and on their device."""
         if self.A.dtype not in (torch.float32, torch.float64):
             raise DtypeError(
                 f"The layer works in float32 or float64, not in {self.A.dtype}: half cannot keep a constraint."
@@ -282,7 +282,7 @@ class CAffine(nn.Module):
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if self._prepared is not None:
-            for name, part in zip(_PARTS, _parts(self._prepared.set), strict=True):
+            for name, part in zip(_BUFFERS, _tensors(self._prepared.set), strict=True):
                 if part is not None:  # copies: averages are also written into state dicts
                     destination[prefix + name] = _kept(part)
 
@@ -290,7 +290,7 @@ class CAffine(nn.Module):
         if self._prepared is None:
             super()._apply(fn, recurse)
             return self
-        for name, part in zip(_PARTS, _parts(self._prepared.set), strict=True):
+        for name, part in zip(_BUFFERS, _tensors(self._prepared.set), strict=True):
             setattr(self, name, None if part is None else _kept(part))
         super()._apply(fn, recurse)
         self._prepare()
@@ -313,23 +313,23 @@ def _kept(part: Tensor) -> Tensor:
     return part.to_sparse_coo() if sparse.is_sparse(part) else part.clone()
 
 
-def _parts(set: AffineSet) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+def _tensors(set: AffineSet) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
     return set.A, set.lower, set.upper, set.metric, set.softness and set.softness.weight
 
 
 # ------------------------------------------------------------------------------------------------- numbers
 
 
-def _full_precision(x: Any) -> Any:
+def _without_half(x: Any) -> Any:
     """Return the input with its half-precision tensors in float32 (exactly), or the same object if it has none."""
     if isinstance(x, Tensor):
         return x.float() if x.dtype in _HALF else x
     if isinstance(x, Mapping):
-        parts = {key: _full_precision(part) for key, part in x.items()}
+        parts = {key: _without_half(part) for key, part in x.items()}
         same = all(part is x[key] for key, part in parts.items())
         return x if same else parts if type(x) is dict else _rebuild(x, parts)
     if isinstance(x, tuple | list):
-        parts = [_full_precision(part) for part in x]
+        parts = [_without_half(part) for part in x]
         if all(new is old for new, old in zip(parts, x, strict=True)):
             return x
         return type(x)(*parts) if hasattr(x, "_fields") else _rebuild(x, parts)
@@ -415,10 +415,10 @@ def _warn_of_other_rows(module: CAffine, state: dict[str, Any], prefix: str, *_:
     """Warn, before a state dict is loaded, that its constraint replaces another constraint of the layer."""
     assert module._prepared is not None
     own = module._prepared.set
-    names = [prefix + name for name, part in zip(_PARTS, _parts(own), strict=True) if part is not None]
+    names = [prefix + name for name, part in zip(_BUFFERS, _tensors(own), strict=True) if part is not None]
     if not all(name in state for name in names):
         return  # left out on purpose, or torch says so
-    parts = [part for part in _parts(own) if part is not None]
+    parts = [part for part in _tensors(own) if part is not None]
     pairs = [(sparse.store(state[name]), old) for name, old in zip(names, parts, strict=True)]
     if any(
         new.shape != old.shape or new.layout != old.layout or sparse.numbers(new).isnan().any() for new, old in pairs

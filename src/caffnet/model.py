@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from caffnet._solve.tracing import full_precision, is_compiling, is_concrete
+from caffnet._solve.tracing import is_compiling, is_concrete, undo_autocast
 from caffnet.constraints import ArrayLike, broadcasts
 from caffnet.errors import ConstraintError
 from caffnet.layer import CAffine, Constraint, NullVector
@@ -103,7 +103,7 @@ class CAffNet(nn.Module):
 
     def raw(self, x: Any, nominal: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """Return the raw output f and the null-space vector w of all samples."""
-        return self._output(x, nominal), None if self.null is None else full_precision(self.null(x))
+        return self._output(x, nominal), None if self.null is None else undo_autocast(self.null(x))
 
     def _output(self, x: Any, nominal: Tensor | None) -> Tensor:
         f = self.backbone(x)
@@ -112,7 +112,7 @@ class CAffNet(nn.Module):
                 f"The backbone must return one tensor (..., n), got {type(f).__name__}: wrap it in a module that "
                 "returns its output alone. The order is CAffNet(backbone, constraint)."
             )
-        f = full_precision(f)
+        f = undo_autocast(f)
         if nominal is None:
             return f
         if not isinstance(nominal, Tensor):

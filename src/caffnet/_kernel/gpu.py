@@ -82,7 +82,7 @@ def gradient(
         for t, want, core in zip((p.A, p.lower, p.upper, p.metric), wanted[2:], CORES[2:], strict=True)
     ]
     batch = native.Batch(p, options, answer, None, device_texts=_texts(p, device))
-    to = native.pack_gradients(v := native.lines(v, 1), to_f, to_w, lines)
+    to = native.pack_gradients(v := native.contiguous(v, 1), to_f, to_w, lines)
     memory, room, threads = _workspace(batch, device)
     launch(GRADIENT, [batch.packed, to, *map(_word, (memory.data_ptr(), room))], threads, device)
     del v  # alive until the launch is queued

@@ -125,7 +125,7 @@ def _text(text: str) -> tuple[bytes, int]:
 # ------------------------------------------------------------------------------------------------- arrays
 
 
-def lines(t: Tensor, core: int) -> Tensor:
+def contiguous(t: Tensor, core: int) -> Tensor:
     """Return a tensor whose samples (``core`` last axes each) are contiguous, or one sample that all share."""
     if t.is_neg():
         t = t.resolve_neg()
@@ -137,9 +137,9 @@ def lines(t: Tensor, core: int) -> Tensor:
 
 
 def _array(t: Tensor, core: int, samples: int) -> tuple[Tensor, int, int]:
-    """Return a tensor of so many samples in the form of `lines`, its step and its address."""
+    """Return a tensor of so many samples in the form of `contiguous`, its step and its address."""
     if t.is_neg() or not t.is_contiguous():
-        t = lines(t, core)
+        t = contiguous(t, core)
     return t, 0 if samples < 2 or t.ndim <= core else t.stride(0), t.data_ptr()
 
 
@@ -349,7 +349,7 @@ def gradient(
         torch.zeros(t.shape, dtype=torch.float64) if want and t is not None else None
         for t, want in zip((A, p.lower, p.upper, p.metric), wanted[2:], strict=True)
     ]
-    v = lines(v, 1)
+    v = contiguous(v, 1)
     batch = Batch(p, options, answer, None, keep=True)
     # Sums over all samples go to one place, so they run in one thread.
     summed = any(t is not None and t.ndim <= core for t, core in zip(sums, CORES[2:], strict=True))
@@ -359,7 +359,7 @@ def gradient(
 
 
 def pack_gradients(v: Tensor, to_f: Tensor | None, to_w: Tensor | None, sums: list[Tensor | None]) -> bytes:
-    """A CaffnetGradients: `v` as `lines` gave it, `sums` for A, lower, upper and the metric."""
+    """A CaffnetGradients: `v` as `contiguous` gave it, `sums` for A, lower, upper and the metric."""
     _, v_step, v_at = _array(v, 1, v.shape[0])
     return _GRADIENTS.pack(
         v_at,

@@ -133,7 +133,7 @@ def no_autocast(device: str) -> contextlib.AbstractContextManager:
     return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else _NOTHING
 
 
-def full_precision(t: Any) -> Any:
+def undo_autocast(t: Any) -> Any:
     """A tensor that autocast left in half precision, in float32 again (exactly); anything else as it is."""
     if isinstance(t, Tensor) and t.dtype in (torch.float16, torch.bfloat16):
         return t.float() if torch.is_autocast_enabled(t.device.type) else t

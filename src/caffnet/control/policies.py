@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from caffnet._solve.tracing import full_precision
+from caffnet._solve.tracing import undo_autocast
 from caffnet.constraints import AffineSet
 from caffnet.control.distributions import InteriorNormal, ProjectedNormal, TruncatedNormal
 from caffnet.control.interior import check_raw, interior_transform
@@ -44,7 +44,7 @@ class InteriorActor(nn.Module):
 
     def forward(self, x: Any) -> Tensor:
         """Actions ``(..., n)``."""
-        z = full_precision(self.backbone(x))
+        z = undo_autocast(self.backbone(x))
         inside = interior_transform(set_at(self.constraint, x).like(z, "the output").to(z.dtype))
         check_raw("The output", z, inside)
         action = inside(z)
@@ -81,7 +81,7 @@ class StochasticPolicy(nn.Module):
 
     def forward(self, x: Any) -> Any:
         """The distribution of actions at x."""
-        loc, log_std = full_precision(self.backbone(x)).chunk(2, -1)
+        loc, log_std = undo_autocast(self.backbone(x)).chunk(2, -1)
         scale = log_std.clamp(*self.log_std_range).exp()
         return KINDS[self.kind](set_at(self.constraint, x), loc, scale)
 
