@@ -104,6 +104,9 @@ FN int gradient_family(const Rows *s) {
     return s->direct.shape == ANY && is_sparse(s) ? SPARSE : s->direct.shape;
 }
 
+/* Whether newton.c takes the sample. (Without the first test, a kernel for sets of one size would contain newton.c.) */
+INLINE int is_for_newton(const Rows *s) { return is_sparse(s) && s->direct.family == SPARSE; }
+
 /* ---------------------------------------------------------------------------------------------- on rows held */
 
 /* The total of eight sums. */
@@ -159,7 +162,7 @@ FN Index run_end(const Rows *s, const int8_t *held, Index j, Index *fixed) {
 FN void direct_flat(const Rows *s, const int8_t *held, const double *g, double *y, int cone) {
     const Direct *d = &s->direct;
     Index n = outputs_of(s), row = d->row;
-    if (is_sparse(s) && d->family == SPARSE) {
+    if (is_for_newton(s)) {
         newton_flat(s, held, g, y, cone);
         return;
     }
@@ -246,7 +249,7 @@ FN void direct_coefficients(const Rows *s, const int8_t *held, const double *x, 
     const Direct *d = &s->direct;
     Index n = outputs_of(s), row = d->row;
     double share = 0.0, *bound = d->sums;
-    if (is_sparse(s) && d->family == SPARSE) {
+    if (is_for_newton(s)) {
         newton_coefficients(s, held, x, r);
         return;
     }
@@ -599,6 +602,6 @@ FN Index direct_search(Work *work, const double *g, double *y, double fine, doub
         blame_bounds(work, wrong, wrong);
         return CONFLICT;
     }
-    if (is_sparse(s) && s->direct.family == SPARSE) return newton_search(work, g, y, fine);
+    if (is_for_newton(s)) return newton_search(work, g, y, fine);
     return s->direct.family == CHAIN ? chain_search(work, g, y) : budget_search(work, g, y, fine, coarse);
 }

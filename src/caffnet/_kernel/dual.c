@@ -170,14 +170,13 @@ FN Index dual(Work *work, const double *g, double *y, const int8_t *start, doubl
     work->flat = 0;
     if (is_direct(s)) {
         Index k = direct_search(work, g, y, fine, coarse);
-        if (k != NOT_FOUND) return k;
-        int given_up = work->rows.direct.family == SPARSE;
-        work->rows.direct.family = is_sparse(s) ? SPARSE : ANY; /* the methods below take this sample */
-        if (is_sparse(s) && !given_up) k = direct_search(work, g, y, fine, coarse);
-        if (is_sparse(s)) {
-            work->lost = k == NOT_FOUND;
-            return k;
+        if (k == NOT_FOUND && is_sparse(s) && !is_for_newton(s)) {
+            work->rows.direct.family = SPARSE;
+            k = direct_search(work, g, y, fine, coarse);
         }
+        work->lost = work->lost || (is_sparse(s) && k == NOT_FOUND);
+        if (is_sparse(s) || k != NOT_FOUND) return k;
+        work->rows.direct.family = ANY; /* the method below takes this sample */
         restart(work);
         start = NULL;
     }
