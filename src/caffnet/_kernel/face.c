@@ -272,6 +272,12 @@ FN void copy_face(const Rows *s, Face *to, const Face *from) {
 /* The marks in face.held are not those of its factors any more. */
 FN void forget_factors(Work *work) { work->ready = 0; }
 
+/* Mark these rows instead. */
+FN void mark_rows(Work *work, const int8_t *marks) {
+    memcpy(work->face.held, marks, (size_t)rows_of(&work->rows));
+    forget_factors(work);
+}
+
 /* Use another tolerance for independent rows: factors found with the previous one are not valid. */
 FN void set_rank(Work *work, double rank) {
     work->t.rank = rank;

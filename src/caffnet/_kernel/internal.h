@@ -173,7 +173,7 @@ typedef struct {
     Face saved, first; /* copies of `face`; only what copy_face copies */
     Walk walk;
     double *f, *g, *y;         /* (n,) */
-    double *spare, *other;     /* (n,) */
+    double *spare, *other;     /* (n,) scratch: verify_point uses `spare`, project both */
     double *low, *high;        /* (m,) the bounds of the sample, while rows.low and rows.high are relaxed */
     double top;                /* the largest of those that are finite */
     double *unit;              /* (m,) what one unit of relaxation is in each row */
@@ -187,9 +187,9 @@ typedef struct {
     double *conflict, *fine;   /* (m,) multipliers that prove a set empty, and their lower halves */
     double *farthest, *farthest_fine; /* (m,) those of the conflict of a climb whose proof reached farthest */
     double reach;              /* its radius; 0: there is none */
-    double *ordinary;          /* (n,) the answer while `strict` looks for another */
+    double *ordinary;          /* (n,) the answer, while another one is looked for (keep_answer) */
+    int8_t *stood;             /* (m,) its rows */
     int8_t *kept, *seed;       /* (m,), (max(m, n),) rows set aside */
-    int8_t *stood;             /* (m,) the rows of the ordinary answer */
     int ready;                 /* the face has the factors of these equalities: */
     int8_t *before;            /* (m,) as in rows.equal */
     int lost;                  /* a search on sparse rows has not ended */

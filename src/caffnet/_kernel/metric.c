@@ -144,8 +144,7 @@ FN int check_rounded(Work *work) {
 /* Bring the white answer z to the user's outputs, in work->y with its rows in face.held. */
 FN void return_from_white(Work *work, Metric *metric) {
     Index n = outputs_of(&work->rows);
-    for (Index i = 0; i < rows_of(&work->rows); i++) work->face.held[i] = metric->active[i];
-    forget_factors(work);
+    mark_rows(work, metric->active);
     copy(work->y, metric->z, n);
     from_white(metric, work->y, n);
     for (Index j = 0; j < n; j++) work->y[j] = times_power(work->y[j], work->rows.shift);
@@ -179,8 +178,7 @@ FN void relax_in_metric(Work *work, Metric *metric) {
         copy(goal, work->y, n);
         restart(work);
         if (dual(work, goal, work->y, NULL, work->t.search, work->t.feasibility) >= 0) state = settle_point(work, goal, 0.0);
-        for (Index i = 0; i < rows_of(&work->rows); i++) work->face.held[i] = metric->active[i];
-        forget_factors(work);
+        mark_rows(work, metric->active);
     }
     restore_bounds(work);
     if (state == REJECTED) restore_answer(work);

@@ -28,9 +28,9 @@ FN int strictly_inside(const CaffnetBatch *batch, int64_t b, Work *work, double 
     return check(&work->rows, work->y, size, work->face.held, 1) != REJECTED;
 }
 
-/* How far row i is drawn in, in units of a step: what rounding may be in it at the ordinary answer, whose numbers are up to `size`. 0 for rows
-   without an inside, or without rounding. With `wide`, the size counts whatever the numbers of the row: where rows of small
-   numbers give no room for those beside them. */
+/* How far row i is drawn in, in units of a step: what rounding may be in it at the ordinary answer, whose numbers are up to
+   `size`. 0 for rows without an inside, or without rounding. With `wide`, the size counts whatever the numbers of the row:
+   where rows of small numbers give no room for those beside them. */
 FN double margin_of(const Work *work, Index i, double size, int wide) {
     const Rows *s = &work->rows;
     double bound = bound_at(s, i, value_of(s, i, work->ordinary));

@@ -95,6 +95,5 @@ FN void start_from_answer(Work *work) {
 
 FN void restore_answer(Work *work) {
     copy(work->y, work->ordinary, outputs_of(&work->rows));
-    for (Index i = 0; i < rows_of(&work->rows); i++) work->face.held[i] = work->stood[i];
-    forget_factors(work);
+    mark_rows(work, work->stood);
 }

@@ -53,8 +53,7 @@ FN void refine_on_hard_rows(Work *work) {
         copy(work->y, trial, n);
         worst = now;
     }
-    for (Index i = 0; i < rows_of(s); i++) face->held[i] = work->kept[i];
-    forget_factors(work);
+    mark_rows(work, work->kept);
 }
 
 /* Whether the hard rows accept work->y. */
@@ -95,8 +94,7 @@ FN int return_to_bounds(Work *work) {
     int state = settle_point(work, work->g, 0.0);
     if (state != REJECTED) return state;
     copy(work->y, point, n);
-    for (Index i = 0; i < m; i++) work->face.held[i] = work->kept[i];
-    forget_factors(work);
+    mark_rows(work, work->kept);
     return state;
 }
 
@@ -143,8 +141,7 @@ FN int give_way(Work *work, int which, int strict, CaffnetProof *proof) {
         refine_on_hard_rows(work);
         for (Index i = 0; i < rows_of(s); i++) work->kept[i] = face->held[i];
         (void)project_on_hard_rows(work);
-        for (Index i = 0; i < rows_of(s); i++) face->held[i] = work->kept[i];
-        forget_factors(work);
+        mark_rows(work, work->kept);
     }
     work->relax = relax;
     relax_rows(work, 0.0);
