@@ -61,33 +61,33 @@ FN double fine_rest(double b, const double *RESTRICT a, const double *RESTRICT y
 typedef struct {
     double *lambda, *miss, *low, *size;
     int origin;
-} Dual;
+} Balance;
 
-/* dual.miss = -q - M y - A' lambda; M = 0 without a metric. */
-FN void stationarity(const CaffnetBatch *batch, int64_t b, const Work *work, const Metric *metric, Dual *dual) {
+/* balance.miss = -q - M y - A' lambda; M = 0 without a metric. */
+FN void stationarity(const CaffnetBatch *batch, int64_t b, const Work *work, const Metric *metric, Balance *balance) {
     const Rows *s = &work->rows;
     Index n = outputs_of(s), exponent = metric ? metric->exponent : 0;
     for (Index j = 0; j < n; j++) {
-        dual->miss[j] = -times_power(load(batch->f, b * batch->f_step + j, work->single), exponent);
-        dual->low[j] = 0.0;
-        dual->size[j] = fabs(dual->miss[j]);
+        balance->miss[j] = -times_power(load(batch->f, b * batch->f_step + j, work->single), exponent);
+        balance->low[j] = 0.0;
+        balance->size[j] = fabs(balance->miss[j]);
     }
     for (Index j = 0; metric && j < n; j++) {
-        if (metric->diagonal) add_finely(dual->miss + j, dual->low + j, dual->size + j, -work->y[j], metric->M + j, 1);
-        else add_finely(dual->miss, dual->low, dual->size, -work->y[j], metric->M + (size_t)j * (size_t)n, n);
+        if (metric->diagonal) add_finely(balance->miss + j, balance->low + j, balance->size + j, -work->y[j], metric->M + j, 1);
+        else add_finely(balance->miss, balance->low, balance->size, -work->y[j], metric->M + (size_t)j * (size_t)n, n);
     }
     for (Index i = 0; i < rows_of(s); i++)
-        if (dual->lambda[i] != 0.0)
-            add_finely(dual->miss, dual->low, dual->size, -dual->lambda[i], s->A + (size_t)i * (size_t)n, n);
-    for (Index j = 0; j < n; j++) dual->miss[j] += dual->low[j];
+        if (balance->lambda[i] != 0.0)
+            add_finely(balance->miss, balance->low, balance->size, -balance->lambda[i], s->A + (size_t)i * (size_t)n, n);
+    for (Index j = 0; j < n; j++) balance->miss[j] += balance->low[j];
 }
 
 /* Whether the residual is at most a `share` of its terms; a multiplier that should vanish is rounding of the others. */
-FN int is_stationary(const Work *work, const Dual *dual, double share) {
+FN int is_stationary(const Work *work, const Balance *balance, double share) {
     Index n = outputs_of(&work->rows);
-    double least = (work->single ? 0x1p-23 : 0x1p-52) * largest(dual->size, n) + work->t.underflow;
+    double least = (work->single ? 0x1p-23 : 0x1p-52) * largest(balance->size, n) + work->t.underflow;
     for (Index j = 0; j < n; j++)
-        if (!(fabs(dual->miss[j]) <= share * dual->size[j] + least)) return 0;
+        if (!(fabs(balance->miss[j]) <= share * balance->size[j] + least)) return 0;
     return 1;
 }
 
@@ -110,41 +110,41 @@ FN int meets_rows(Work *work, Metric *metric) {
 }
 
 /* Move work->y and the multipliers by the solution of the system with what they miss. */
-FN void refine_minimum(Work *work, Metric *metric, Dual *dual) {
+FN void refine_minimum(Work *work, Metric *metric, Balance *balance) {
     const Rows *own = &work->rows, *white = &metric->work.rows;
     Face *face = &metric->work.face;
     Index n = outputs_of(own);
-    double *u = face->r, *s = metric->work.other, *v = dual->miss;
+    double *u = face->r, *s = metric->work.other, *v = balance->miss;
     solve_lower(metric, v, n);
     solve_white(face, v, u, s, n);
     from_white(metric, v, n);
-    for (Index j = 0; j < n && !dual->origin; j++) work->y[j] += v[j];
+    for (Index j = 0; j < n && !balance->origin; j++) work->y[j] += v[j];
     for (Index j = 0; j < face->k; j++) {
         Index i = face->rows[j];
-        dual->lambda[i] += times_power(s[j], white->exponent[i] - own->exponent[i]);
+        balance->lambda[i] += times_power(s[j], white->exponent[i] - own->exponent[i]);
     }
 }
 
 /* Refine work->y and its multipliers on the white face until what they miss is rounding. */
-FN void refine_fully(const CaffnetBatch *batch, int64_t b, Work *work, Metric *metric, Dual *dual) {
+FN void refine_fully(const CaffnetBatch *batch, int64_t b, Work *work, Metric *metric, Balance *balance) {
     for (int again = 0; again < 6; again++) {
         int met = meets_rows(work, metric);
-        stationarity(batch, b, work, metric, dual);
+        stationarity(batch, b, work, metric, balance);
         /* The first step finds the multipliers, the second corrects the effect of their rounding on y. */
-        if (again > 1 && met && is_stationary(work, dual, 0x1p-52)) return;
-        refine_minimum(work, metric, dual);
+        if (again > 1 && met && is_stationary(work, balance, 0x1p-52)) return;
+        refine_minimum(work, metric, balance);
     }
 }
 
 /* Drop rows whose multiplier is 0 up to rounding and has the wrong sign. Whether there were any. */
-FN int release(Work *work, Metric *metric, Dual *dual) {
+FN int release(Work *work, Metric *metric, Balance *balance) {
     Face *face = &metric->work.face;
     int any = 0;
     for (Index j = face->k - 1; j >= face->base; j--) {
         Index i = face->rows[j];
-        if (dual->lambda[i] * face->sides[j] >= 0.0) continue;
+        if (balance->lambda[i] * face->sides[j] >= 0.0) continue;
         drop(face, j, outputs_of(&work->rows));
-        dual->lambda[i] = 0.0;
+        balance->lambda[i] = 0.0;
         metric->active[i] = work->face.held[i] = 0;
         any = 1;
     }
@@ -152,19 +152,19 @@ FN int release(Work *work, Metric *metric, Dual *dual) {
 }
 
 /* Refine the minimum in work->y, and put it on the user's rows; the state of `check`. `proven`: it is the minimum. */
-FN int polish(const CaffnetBatch *batch, int64_t b, Work *work, Metric *metric, Dual *dual, int *proven) {
+FN int polish(const CaffnetBatch *batch, int64_t b, Work *work, Metric *metric, Balance *balance, int *proven) {
     const Rows *s = &work->rows;
-    for (Index i = 0; i < rows_of(s); i++) dual->lambda[i] = 0.0;
-    dual->origin = largest(metric->z, outputs_of(s)) == 0.0;
-    refine_fully(batch, b, work, metric, dual);
-    if (release(work, metric, dual)) {
-        refine_fully(batch, b, work, metric, dual);
-        (void)release(work, metric, dual);
+    for (Index i = 0; i < rows_of(s); i++) balance->lambda[i] = 0.0;
+    balance->origin = largest(metric->z, outputs_of(s)) == 0.0;
+    refine_fully(batch, b, work, metric, balance);
+    if (release(work, metric, balance)) {
+        refine_fully(batch, b, work, metric, balance);
+        (void)release(work, metric, balance);
     }
     int state = settle_in_metric(work, metric);
     if (state == REJECTED) return REJECTED;
-    stationarity(batch, b, work, metric, dual);
-    *proven = meets_rows(work, metric) && is_stationary(work, dual, work->t.feasibility);
+    stationarity(batch, b, work, metric, balance);
+    *proven = meets_rows(work, metric) && is_stationary(work, balance, work->t.feasibility);
     return *proven ? CAFFNET_PROJECTED : CAFFNET_WITHIN_TOL;
 }
 
@@ -181,8 +181,8 @@ FN Index room_of(const Work *work) {
     return count > 0 ? sum / count : 0;
 }
 
-/* Add to the multipliers what the rows of the face can take of dual.miss, within their signs. */
-FN void add_multipliers(Work *work, Dual *dual) {
+/* Add to the multipliers what the rows of the face can take of balance.miss, within their signs. */
+FN void add_multipliers(Work *work, Balance *balance) {
     const Rows *s = &work->rows;
     Face *face = &work->face;
     double *u = face->r, *part = work->spare;
@@ -192,14 +192,14 @@ FN void add_multipliers(Work *work, Dual *dual) {
             rebuild_face(work, work->stood);
         }
         for (Index j = 0; j < face->k; j++) u[j] = 0.0;
-        solve_white(face, dual->miss, u, part, outputs_of(s));
-        for (Index j = 0; j < face->k; j++) dual->lambda[face->rows[j]] += part[j];
+        solve_white(face, balance->miss, u, part, outputs_of(s));
+        for (Index j = 0; j < face->k; j++) balance->lambda[face->rows[j]] += part[j];
     }
     for (Index i = 0; i < rows_of(s); i++) {
         Index j = s->plain[i];
         if (face->held[i] == 0) continue;
-        if (s->boxed) dual->lambda[i] += s->sign[i] * dual->miss[j];
-        if (!s->equal[i] && dual->lambda[i] * (double)face->held[i] < 0.0) dual->lambda[i] = 0.0;
+        if (s->boxed) balance->lambda[i] += s->sign[i] * balance->miss[j];
+        if (!s->equal[i] && balance->lambda[i] * (double)face->held[i] < 0.0) balance->lambda[i] = 0.0;
     }
 }
 
@@ -215,17 +215,17 @@ FN int minimise_linear(const CaffnetBatch *batch, void *multiplier, int64_t b, i
     for (Index j = 0; j < n; j++) work->g[j] = work->f[j] = far > -900 && far < 900 ? -times_power(work->f[j], far) : 0.0;
     if (state != CONFLICT) state = project(work, CAFFNET_ACTIVE, batch->start ? batch->start + b * m : NULL);
     if (state < 0) return write_outcome(batch, b, work, approach(work, 0, proof));
-    Dual dual = {work->unit, work->ordinary, work->other, work->walk.g, 0};
+    Balance balance = {work->unit, work->ordinary, work->other, work->walk.g, 0};
     int proven = 0;
-    for (Index i = 0; i < m; i++) dual.lambda[i] = 0.0;
+    for (Index i = 0; i < m; i++) balance.lambda[i] = 0.0;
     for (int again = 0; again < 3 && !proven && s->shift == 0; again++) {
-        stationarity(batch, b, work, NULL, &dual);
-        add_multipliers(work, &dual);
-        stationarity(batch, b, work, NULL, &dual);
-        proven = is_stationary(work, &dual, work->t.feasibility);
+        stationarity(batch, b, work, NULL, &balance);
+        add_multipliers(work, &balance);
+        stationarity(batch, b, work, NULL, &balance);
+        proven = is_stationary(work, &balance, work->t.feasibility);
     }
     for (Index i = 0; i < m && proven; i++)
-        store(multiplier, b * batch->m + i, times_power(dual.lambda[i], s->exponent[i]), single);
+        store(multiplier, b * batch->m + i, times_power(balance.lambda[i], s->exponent[i]), single);
     return write_answer(batch, b, work, proven ? CAFFNET_PROJECTED : CAFFNET_WITHIN_TOL);
 }
 
@@ -246,14 +246,14 @@ FN int minimise(const CaffnetBatch *batch, void *multiplier, int64_t b, int soun
     if (state == CAFFNET_INFEASIBLE) return write_outcome(batch, b, work, approach(work, 0, proof));
     build_face(&metric->work, metric->active, metric->work.ready && !metric->work.rows.boxed);
     return_from_white(work, metric);
-    Dual dual = {work->unit, work->ordinary, work->other, work->walk.g, 0};
+    Balance balance = {work->unit, work->ordinary, work->other, work->walk.g, 0};
     int inside = state == CAFFNET_INSIDE, proven = 0;
-    state = s->shift == 0 ? polish(batch, b, work, metric, &dual, &proven) : REJECTED;
+    state = s->shift == 0 ? polish(batch, b, work, metric, &balance, &proven) : REJECTED;
     if (state == REJECTED) state = project_near_miss(work, 0, proof); /* start again from here */
     else {
         if (inside && state == CAFFNET_PROJECTED) state = CAFFNET_INSIDE;
         for (Index i = 0; i < m && proven; i++)
-            store(multiplier, b * batch->m + i, times_power(dual.lambda[i], s->exponent[i] - metric->exponent), single);
+            store(multiplier, b * batch->m + i, times_power(balance.lambda[i], s->exponent[i] - metric->exponent), single);
     }
     return write_outcome(batch, b, work, state);
 }
