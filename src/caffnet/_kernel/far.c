@@ -29,8 +29,8 @@ FN double missed_in_conflict(const Work *work, double *room) {
     return worst;
 }
 
-/* Answer a sample in float32 whose rows seem to exclude each other, by some that are parallel in the digits of float32: they
-   meet far away, or exclude each other there. WITHIN_TOL if neither is found. */
+/* Answer a sample in float32 whose rows seem to exclude each other, because some are parallel in the digits of float32. In
+   those of float64 they meet far away, or exclude each other there too. WITHIN_TOL if neither is found. */
 FN int retry_finely(Work *work, int strict, CaffnetProof *proof) {
     int state = CAFFNET_WITHIN_TOL;
     double rank = work->t.rank, room = 0.0, missed = missed_in_conflict(work, &room), size = size_of_point(work);

@@ -137,7 +137,7 @@ FN void face_gradient(Work *work, const int8_t *active, const double *y, const d
     Face *face = &work->face;
     Index n = outputs_of(s);
     double *q = to->A || to->lower || to->upper ? work->other : NULL;
-    Level level = {0, {0}, {0.0}, {0}, {0.0}};
+    Level level = {0};
     if (s->boxed && !relaxed) {
         copy(p, v, n);
         for (Index i = 0; i < rows_of(s); i++)

@@ -2,7 +2,8 @@
 
    The set of a sample is {y : lower <= A y <= upper}, f its raw output, w its null-space vector, g = f + w.
    A sub-constraint is a choice of rows, each held at one side; `active` has +1 (upper), -1 (lower) or 0 for every row.
-   The mathematics is explained in projection.py and, step by step, in the files beside this one:
+   The mathematics is explained in projection.py and, step by step, in the files beside this one. An ordinary sample goes
+   through decide, project, dual, face and verify: read these first, in this order.
 
      rows        scaling and the test that accepts a point
      exact       sums and signs without rounding
@@ -102,7 +103,7 @@ typedef struct {
 /* Bytes of workspace for one call at a time. */
 CAFFNET_FUNCTION int64_t caffnet_workspace(int64_t n, int64_t m, int64_t search, int64_t metric);
 
-/* The same for a sparse matrix. */
+/* The same for a sparse matrix, for which there is ACTIVE only. */
 CAFFNET_FUNCTION int64_t caffnet_workspace_sparse(int64_t n, int64_t m, const int32_t *row_start);
 
 /* Bytes beside for a batch with `keep`: copies of the numbers in A, and of the places of a sparse one with so many rows; 0

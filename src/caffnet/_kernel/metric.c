@@ -199,7 +199,8 @@ FN int has_slack(const Rows *s, const int8_t *marks) {
     return 0;
 }
 
-/* Answer the white sample. What seems to be a conflict of rows with slacks ends at a large slack. */
+/* Answer the white sample. A row with a slack excludes no other: where it seems to, in the digits of float32, the sample is
+   searched again with those of float64, and its answer has a large slack. */
 FN int decide_white(Metric *metric, CaffnetProof *proof) {
     Work *white = &metric->work;
     double rank = white->t.rank;
@@ -268,7 +269,7 @@ FN void differentiate_in_metric(const CaffnetBatch *batch, const CaffnetGradient
     Index n = outputs_of(&work->rows);
     const int8_t *active = batch->active + b * batch->m;
     int single = work->single, held = 0, numbers = 1, relaxed = batch->status[b] == CAFFNET_RELAXED;
-    Level level = {0, {0}, {0.0}, {0}, {0.0}};
+    Level level = {0};
     for (int64_t i = 0; i < batch->m && !held; i++) held = active[i] != 0;
     if (!held || !whiten(batch, b, metric, batch->tangent ? NULL : active)) {
         differentiate(batch, to, b, work);

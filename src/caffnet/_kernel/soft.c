@@ -231,7 +231,7 @@ FN int level_coefficients(Work *work, Index i, Index side, int count, double *R)
 FN Level share_levels(Work *work, const int8_t *active, const double *y, double *q) {
     const Rows *s = &work->rows;
     Face *face = &work->face;
-    Level level = {0, {0}, {0.0}, {0}, {0.0}};
+    Level level = {0};
     double tau[LEVELS], worst[LEVELS], R[LEVELS][LEVELS], left[LEVELS][LEVELS]; /* left: the new part of each row */
     int count = find_tiers(work, active, y), pivot[LEVELS], settled[LEVELS] = {0};
     pull_of_levels(work, q, tau);
