@@ -58,7 +58,7 @@ def solve(problem: Problem, options: Options, start: Tensor | None = None) -> tu
     """Answer every sample where the tensors are; also returns how many are bad, ``(1,)``, on the device."""
     answer = native.empty_answer(problem.f, problem.A.shape[-2], options.search)
     texts = _texts(problem, problem.f.device)
-    start = None if start is None else start.to(problem.f.device).contiguous()
+    start = None if start is None else start.to(problem.f.device)
     batch = native.Batch(problem, options, answer, start, device_texts=texts)
     bad = torch.zeros(1, dtype=torch.int64, device=problem.f.device)
     memory, room, threads = _workspace(batch, problem.f.device)

@@ -192,6 +192,7 @@ class Batch:
             steps = n
         else:
             steps = 2.0 ** min(m, 3 * n, 40)
+        start = None if start is None else start.contiguous()
         self.cancel = cancel = ctypes.c_int32(0) if may_cancel and samples * size * steps > _LONG else None
         self.kept = (f, w, A, starts, columns, lower, upper, metric, kinds, soft, start, answer, unread)
         self._key = None
@@ -303,8 +304,6 @@ def solve(
     """
     value_only = value_only and options.search != "paper" and not sparse.is_sparse(problem.A)
     answer = empty_answer(problem.f, len(problem.row_kinds), options.search, value_only)
-    if start is not None:
-        start = start.contiguous()
     batch = Batch(problem, options, answer, start, may_cancel=True, keep=True)
     bad = sum(batch.run(_library().caffnet_solve))
     return (answer, _decide_in_full(problem, options, answer)) if bad and batch.entries is not None else (answer, bad)
@@ -373,8 +372,6 @@ def minimise(problem: Problem, options: Options, start: Tensor | None = None) ->
     """Minimise ``y'My/2 + q'y`` with M the metric and q in place of f; as `solve`, with multipliers ``(B, m)``."""
     answer = empty_answer(problem.f, problem.A.shape[-2], options.search)
     multipliers = torch.empty(answer.active.shape, dtype=problem.f.dtype)
-    if start is not None:
-        start = start.contiguous()
     batch = Batch(problem, options, answer, start, may_cancel=True)
     batch.run(_library().caffnet_minimise, multipliers.data_ptr())
     return answer, multipliers

@@ -71,7 +71,7 @@ def minimise(problem: Problem, nearest: bool, start: Tensor | None = None) -> Mi
     if start is None and samples > 1 and problem.A.ndim == 2 and problem.f.stride(0) == 0:
         # One objective and one A for all: the rows of the first minimum are a good guess for the others.
         first = minimise(problem.at(slice(0, 1)), nearest)
-        start = first.answer.active.expand(samples, m).contiguous()
+        start = first.answer.active.expand(samples, m)
     answer, multipliers = run.minimise(problem, options, start)
     open = multipliers.isnan().any(-1) if m else answer.status == Status.WITHIN_TOL
     unproven = (answer.status <= Status.WITHIN_TOL) & open
