@@ -39,7 +39,6 @@ _FULL = 2**23  # numbers in A and in one factor for which a sparse problem may b
 _BATCH = struct.Struct("32q11d")
 _GRADIENTS = struct.Struct("12q")
 _SYSTEM = struct.Struct("6q")
-_PROOF = struct.Struct("2d")
 
 
 # ------------------------------------------------------------------------------------------------- the library
