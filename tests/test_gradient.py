@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
+from torch.utils.checkpoint import checkpoint
 
 from caffnet import AffineSet, Status, project
 from helpers import data_module, needs_data
@@ -280,3 +281,17 @@ def test_the_value_does_not_depend_on_whether_gradients_are_wanted():
     f, w = torch.tensor([6.0, 2.0]), torch.tensor([-3.0, 1.0])
     plain = project(f, set, w, on_infeasible="nearest").value
     assert torch.equal(project(f.clone().requires_grad_(), set, w, on_infeasible="nearest").value, plain)
+
+
+def test_checkpoints_save_memory():
+    """`torch.utils.checkpoint` computes the answer again in the backward pass, first and second."""
+    set = (AffineSet.inequality([[1.0, 1.0, 1.0]], [1.0]) & AffineSet.box(-1.0, 1.0, dim=3)).to(DOUBLE)
+    f = (3 * torch.randn(5, 3, dtype=DOUBLE)).requires_grad_()
+
+    def answer(f: torch.Tensor) -> torch.Tensor:
+        return project(f, set).value.square()
+
+    once, again = answer(f).sum(), checkpoint(answer, f, use_reentrant=False).sum()
+    slopes = [torch.autograd.grad(out, f, create_graph=True)[0] for out in (once, again)]
+    assert torch.equal(*slopes)
+    assert torch.equal(*(torch.autograd.grad(slope.sum(), f)[0] for slope in slopes))

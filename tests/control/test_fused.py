@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from caffnet.control import OutsidePolytopes, Unicycle, body_frame_error, limit_gradient, rk4
 from caffnet.control.systems.base import ControlAffine
@@ -59,6 +60,15 @@ def test_one_node_gives_what_the_plain_operations_give(name: str):
     there = sum((a * b).sum() for a, b in zip(change, back, strict=True))
     here = sum((a * b).sum() for a, b in zip(slopes, along, strict=True))
     torch.testing.assert_close(here, there)
+
+
+@pytest.mark.parametrize("name", PIECES)
+def test_checkpoints_save_memory(name: str):
+    function, sizes = PIECES[name]
+    given = draw(sizes, 7)
+    made = function(*given), checkpoint(function, *given, use_reentrant=False)
+    first, second = (torch.autograd.grad(sum(t.sum() for t in outputs), given) for outputs in made)
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
 @pytest.mark.parametrize("name", PIECES)

@@ -57,9 +57,9 @@ class _Solved(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *incoming: Tensor):
-        v = incoming[0]
-        problem = Problem(*ctx.saved_tensors[:6], *ctx.rows)
-        found, wanted = Answer(*ctx.saved_tensors[6:]), ctx.needs_input_grad[:6]
+        v, saved = incoming[0], ctx.saved_tensors  # read once: torch.utils.checkpoint allows no more
+        problem = Problem(*saved[:6], *ctx.rows)
+        found, wanted = Answer(*saved[6:]), ctx.needs_input_grad[:6]
         slopes: Sequence[Tensor | None]
         if is_compiling() or not (
             torch.is_grad_enabled() or in_transform() or not is_concrete(v) or _has_many_levels(problem, found)

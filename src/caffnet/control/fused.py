@@ -39,7 +39,8 @@ class _Fused(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *incoming: Tensor):
-        given, kept = ctx.saved_tensors[: ctx.count], ctx.saved_tensors[ctx.count :]
+        saved = ctx.saved_tensors  # read once: torch.utils.checkpoint allows no more
+        given, kept = saved[: ctx.count], saved[ctx.count :]
         if not torch.is_grad_enabled() and may_branch(*incoming):
             with no_autocast(incoming[0].device.type):
                 return None, None, *ctx.pull_back(kept, *incoming)
