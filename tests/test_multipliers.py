@@ -189,6 +189,19 @@ def test_where_they_do_not_exist():
             _ = project(f, set, **options).multipliers
 
 
+def test_second_derivatives_beside_samples_without_multipliers():
+    """The rows in conflict of the first sample depend on each other; the second one does not notice."""
+    upper = torch.tensor([[-2.0], [2.0]], dtype=DOUBLE)
+    weak = AffineSet.inequality(torch.tensor([[1.0, 0.0]], dtype=DOUBLE), upper).soft()
+    set = AffineSet.box(-1.0, 1.0, dim=2) & weak
+    f = torch.tensor([[3.0, 0.0], [3.0, 0.0]], dtype=DOUBLE, requires_grad=True)
+    answer = project(f, set)
+    assert answer.status.tolist() == [Status.RELAXED, Status.PROJECTED]
+    (slope,) = torch.autograd.grad(answer.multipliers[1].square().sum(), f, create_graph=True)
+    assert slope.tolist() == [[0.0, 0.0], [4.0, 0.0]]
+    assert torch.autograd.grad(slope.sum(), f)[0].tolist() == [[0.0, 0.0], [2.0, 0.0]]
+
+
 def test_residuals_see_what_is_wrong():
     """A point off its row, a multiplier of the wrong size, one on a side without a bound."""
     set = AffineSet.inequality([[1.0, 0.0]], [1.0]).to(DOUBLE)

@@ -70,6 +70,8 @@ def multipliers(problem: Problem, answer: Answer) -> Tensor:
         metric = torch.where(lost.unsqueeze(-1), 0.0, metric)
     q = -apply(metric, f)
     known = torch.where(found.isfinite(), found, 0.0)
+    # Rows in conflict depend on each other: their system has no solution, and nothing asks for one.
+    answer = answer._replace(active=torch.where(lost, 0, answer.active))
     attached = attach(problem._replace(f=q, w=None), answer, known, singular=False)[1]
     return torch.where(lost, torch.nan, attached)
 
