@@ -266,6 +266,17 @@ def test_a_set_too_small_for_the_curvature_to_count():
         assert best.status <= Status.PROJECTED and best.residuals().gap <= 1e-21, seed
 
 
+@pytest.mark.parametrize("shared", [True, False], ids=["shared", "one each"])
+def test_a_q_of_zeros_is_a_linear_program_in_every_unit(shared: bool):
+    """With one curved sample beside them where each has a Q of its own."""
+    q = torch.tensor([[1e-30], [1e-12], [3.0], [1e30]], dtype=DOUBLE)
+    Q = torch.zeros(1, 1, dtype=DOUBLE) if shared else torch.tensor([0.0, 0.0, 1.0, 0.0]).double()[:, None, None]
+    best = solve_qp(Q, q, AffineSet.box(-2.0, 1.0, dim=1))
+    assert (best.status == Status.PROJECTED).all()
+    assert (best.value == -2).all()
+    torch.testing.assert_close(best.multipliers, 2 * Q.reshape(-1, 1) - q)
+
+
 def test_rays_have_a_length():
     """The cone leaves little of -q: the direction is as long as any, and no row stops it."""
     set = AffineSet.inequality([[-1.0, 1.0 - 1e-3], [1.0, -1.0]], [0.0, 0.0]).to(DOUBLE)
@@ -448,6 +459,7 @@ def test_every_way_to_write_it_is_the_same():
     assert torch.equal(solve_qp(Q[0], q[0], fixed).value, wanted.value[0])
     for zero in (None, 0, torch.zeros(3, 3, dtype=DOUBLE), torch.zeros(3, dtype=DOUBLE)):
         torch.testing.assert_close(solve_qp(zero, q, set).objective, solve_qp(None, q, set).objective)
+    assert torch.equal(solve_qp(Q[0].to_sparse(), q[0], fixed).value, wanted.value[0])
     listed = solve_qp([2.0, 1.0, 3.0], q, set)
     assert torch.equal(listed.value, solve_qp(torch.tensor([2.0, 1.0, 3.0], dtype=DOUBLE).diag(), q, set).value)
 

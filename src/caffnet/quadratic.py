@@ -223,6 +223,7 @@ def _with_objective(rows: AffineSet, Q: ArrayLike | None, q: Tensor) -> AffineSe
     matrix = Q if isinstance(Q, Tensor) else read_array(Q, "Q").to(q.device, q.dtype)
     if matrix.dtype != q.dtype or matrix.device != q.device:
         raise ConstraintError(f"Q is {matrix.dtype} on {matrix.device}, q is {q.dtype} on {q.device}: convert one.")
+    matrix = matrix if matrix.layout == torch.strided else matrix.to_dense()
     matrix = matrix.unsqueeze(-2) if matrix.ndim == 1 else matrix
     n = rows.n
     if matrix.ndim < 2 or matrix.shape[-1] != n or matrix.shape[-2] not in (1, n):

@@ -67,6 +67,8 @@ def minimise(problem: Problem, nearest: bool, start: Tensor | None = None) -> Mi
         start: rows to begin with, ``(B, m)``, int8.
     """
     options = Options(search="active", on_infeasible="nearest" if nearest else "nan")
+    if problem.metric is not None and not problem.metric.any():
+        problem = problem._replace(metric=None)  # a linear program
     samples, m = len(problem.f), problem.A.shape[-2]
     if start is None and samples > 1 and problem.A.ndim == 2 and problem.f.stride(0) == 0:
         # One objective and one A for all: the rows of the first minimum are a good guess for the others.
@@ -245,7 +247,8 @@ def _damping(p: Problem, y: Tensor, number: int) -> tuple[Tensor | None, Tensor]
     if Q is None:
         return None, (steep / far).unsqueeze(-1)
     top = Q.abs().amax((-1, -2))
-    least, most = (share * torch.where(top > 0, top, 1.0) for share in tolerance.DAMPING)
+    flat = torch.where(_slope(p, y).any(-1), steep / far, 1.0)  # what stands in for a Q of zeros
+    least, most = (share * torch.where(top > 0, top, flat) for share in tolerance.DAMPING)
     straight = steep > top * room  # within this room curvature does not count: as for a linear program
     ε = torch.minimum(torch.maximum(steep / far, least), torch.where(straight, torch.inf, most))
     ε = ε if Q.ndim == 3 else ε.median()
