@@ -327,6 +327,30 @@ def test_batches_of_sets():
     torch.testing.assert_close(alone.log_prob(u[:, 2]), policy.log_prob(u)[:, 2])
 
 
+@pytest.mark.parametrize("kind", [InteriorNormal, ProjectedNormal, TruncatedNormal])
+@pytest.mark.parametrize("axes", [(), (1,), (2, 1)], ids=str)
+def test_one_mean_for_many_sets(kind, axes):
+    upper = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], dtype=F64)
+    sets, loc = AffineSet.box(torch.zeros(2, dtype=F64), upper), torch.ones(*axes, 2, dtype=F64)
+    policy = kind(sets, loc, torch.ones(2, dtype=F64))
+    batch = torch.broadcast_shapes(axes, (3,))
+    u = policy.sample((11,))
+    assert policy.batch_shape == batch and policy.mode.shape == (*batch, 2)
+    assert u.shape == (11, *batch, 2) and policy.log_prob(u).shape == (11, *batch)
+    alone = kind(sets[2], loc, torch.ones(2, dtype=F64))
+    torch.testing.assert_close(policy.log_prob(u)[..., 2:], alone.log_prob(u[..., 2:, :]).reshape(11, *batch[:-1], 1))
+
+
+@pytest.mark.parametrize("kind", [InteriorNormal, TruncatedNormal])
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_set_of_all_points_changes_nothing(kind, n):
+    free = AffineSet.box(-math.inf, math.inf, dim=n)
+    loc, scale = torch.randn(4, n, dtype=F64), torch.rand(4, n, dtype=F64) + 0.5
+    policy, plain = kind(free, loc, scale), torch.distributions.Normal(loc, scale)
+    u = policy.sample((9,))
+    torch.testing.assert_close(policy.log_prob(u), plain.log_prob(u).sum(-1), rtol=1e-10, atol=1e-10)
+
+
 def test_centres_are_those_of_largest_balls():
     optimize = pytest.importorskip("scipy.optimize")
     for seed in range(5):

@@ -278,14 +278,21 @@ def test_a_reserve_needs_bounds_or_samples(arguments, message):
 
 def test_a_reserve_needs_limits_on_the_input():
     free = BarrierConstraint(Integrator(2, 1), CIRCLES)
-    half = BarrierConstraint(Integrator(2, 1), CIRCLES, inputs=AffineSet.inequality([[1.0, 0.0]], [1.0]))
     box = {"lower": [0.0, 0.0], "upper": [1.0, 1.0]}
     with pytest.raises(ConstraintError, match="Without limits on the input"):
         hold_reserve(free, 0.1, **box)
-    with pytest.raises(ConstraintError, match="inputs are not bounded"):
-        hold_reserve(half, 0.1, **box)
+    for rows in ([[1.0, 0.0]], torch.zeros(0, 2), [[0.0, 0.0]]):
+        some = AffineSet.inequality(rows, torch.ones(len(rows)))
+        with pytest.raises(ConstraintError, match="inputs are not bounded"):
+            hold_reserve(BarrierConstraint(Integrator(2, 1), CIRCLES, inputs=some), 0.1, **box)
     with pytest.raises(ConstraintError, match="has a reserve already"):
         hold_reserve(braking(reserve=1.0), 0.1, **box)
+    limits = AffineSet.box(-1.0, 1.0, dim=2)
+    one, other = (
+        hold_reserve(BarrierConstraint(Integrator(2, 1), CIRCLES, inputs=inputs), 0.1, **box)
+        for inputs in (limits, limits & AffineSet.inequality([[0.0, 0.0]], [1.0]))
+    )
+    torch.testing.assert_close(one, other)  # a row of zeros limits nothing
 
 
 def test_a_disturbance_is_made_up_for():

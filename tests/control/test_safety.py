@@ -398,6 +398,10 @@ def column(x):
             "policy must be a function x -> u, got x -> AffineSet: the order is",
         ),
         (
+            lambda: SafetyFilter(lambda x: None, lambda x: LIMITS)(torch.zeros(2)),
+            "policy must be a function x -> u, got x -> None: the order is",
+        ),
+        (
             lambda: ControlAffine(2, 2, None, torch.eye(2)),
             r"actuation must be a function x -> \(..., n_x, n_u\), got Tensor: write lambda x: actuation",
         ),

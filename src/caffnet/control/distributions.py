@@ -23,7 +23,7 @@ from torch.distributions import Distribution, Independent, Normal, TransformedDi
 from torch.distributions import constraints as supports
 from torch.distributions.transforms import Transform
 
-from caffnet.constraints import AffineSet
+from caffnet.constraints import AffineSet, joint_axes
 from caffnet.control.interior import InSet, RayTransform, check_raw, interior_transform
 from caffnet.control.truncated import Polygon, in_deviations, interval_of, log_mass, scaled_mode, truncated_sample
 from caffnet.errors import ConstraintError
@@ -44,11 +44,18 @@ class _Estimated(Distribution):
         return -self.log_prob(draw(torch.Size([samples]))).mean(0)
 
 
+def _of_every_set(set: AffineSet, loc: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """Return both with the joint batch axes of the sets and the means."""
+    loc, scale = torch.broadcast_tensors(loc, scale)
+    batch = joint_axes("loc", loc.shape[:-1], "the set", set.batch_shape)
+    return loc.expand(*batch, loc.shape[-1]), scale.expand(*batch, loc.shape[-1])
+
+
 class InteriorNormal(_Estimated, TransformedDistribution):  # pyright: ignore[reportIncompatibleVariableOverride]
     """A Gaussian mapped into the interior of a set: smooth, reparametrised, with exact log-probabilities.
 
     Args:
-        set: the set or sets, with the batch axes of `loc` or none.
+        set: the set or sets; batch axes broadcast with those of `loc`.
         loc: mean of the Gaussian, ``(..., d)``, d = n minus the equalities. It is measured from the centre of the
             set, in the units of the outputs.
         scale: standard deviations, ``(..., d)``.
@@ -63,6 +70,7 @@ class InteriorNormal(_Estimated, TransformedDistribution):  # pyright: ignore[re
 
     def __init__(self, set: AffineSet, loc: Tensor, scale: Tensor, transform: Transform | None = None):
         set = set.like(loc, "loc").to(loc.dtype)  # one written in plain lists has a number type from here on
+        loc, scale = _of_every_set(set, loc, scale)
         self.set, self.loc, self.scale = set, loc, scale
         chosen = interior_transform(set) if transform is None else transform
         check_raw("loc", loc, chosen)
@@ -111,7 +119,7 @@ class ProjectedNormal(_Estimated):
     """A Gaussian of raw points: the action is the projection of a sample, the log-probability that of the sample.
 
     Args:
-        set: the set or sets.
+        set: the set or sets; batch axes broadcast with those of `loc`.
         loc: mean, ``(..., n)``.
         scale: standard deviations, ``(..., n)``.
         **options: of `caffnet.project`.
@@ -127,6 +135,7 @@ class ProjectedNormal(_Estimated):
     has_rsample = True
 
     def __init__(self, set: AffineSet, loc: Tensor, scale: Tensor, **options: Any):
+        loc, scale = _of_every_set(set, loc, scale)
         self.set, self.loc, self.scale, self.options = set.like(loc, "loc"), loc, scale, options
         self.base = Independent(Normal(loc, scale, validate_args=False), 1)
         super().__init__(self.base.batch_shape, self.base.event_shape, validate_args=False)
@@ -166,7 +175,7 @@ class TruncatedNormal(_Estimated):
     """A Gaussian restricted to a set of one or two outputs, and scaled to one.
 
     Args:
-        set: the set or sets, inequalities only.
+        set: the set or sets, inequalities only; batch axes broadcast with those of `loc`.
         loc: mean, ``(..., n)``, n at most 2.
         scale: standard deviations, ``(..., n)``.
 
@@ -185,6 +194,7 @@ class TruncatedNormal(_Estimated):
             raise ConstraintError(f"TruncatedNormal works for 1 or 2 outputs, got {set.n}: use InteriorNormal.")
         if "=" in set.row_kinds:
             raise ConstraintError("TruncatedNormal needs a set with an interior, got equalities: use InteriorNormal.")
+        loc, scale = _of_every_set(set, loc, scale)
         self.set, self.loc, self.scale = (set := set.like(loc, "loc")), loc, scale
         self.base = Independent(Normal(loc, scale, validate_args=False), 1)
         super().__init__(self.base.batch_shape, self.base.event_shape, validate_args=False)

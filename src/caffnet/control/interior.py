@@ -36,7 +36,7 @@ from torch.nn import functional as F
 
 from caffnet import tolerance
 from caffnet._solve.problem import Status
-from caffnet.constraints import BOTH, EQUAL, FREE, LOWER, UPPER, AffineSet
+from caffnet.constraints import BOTH, EQUAL, FREE, LOWER, UPPER, AffineSet, is_kind
 from caffnet.errors import ConstraintError
 from caffnet.projection import project
 
@@ -311,7 +311,7 @@ def _room(set: AffineSet, point: Tensor) -> Tensor:
 
 def _tightened(set: AffineSet, by: Tensor) -> AffineSet:
     """Return the set of points that keep this distance, ``(..., 1)``, from all inequalities."""
-    equal = torch.tensor([kind == EQUAL for kind in set.row_kinds], device=set.device)
+    equal = is_kind(set.row_kinds, EQUAL, set.device)
     room = torch.where(equal, 0.0, by * set.A.norm(dim=-1))
     return AffineSet.from_parts(set.A, set.lower + room, set.upper - room, set.labels, set.row_kinds)
 

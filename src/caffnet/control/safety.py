@@ -240,8 +240,8 @@ class SafetyFilter(nn.Module):
     def _wanted(self, x: Tensor, t: Tensor | float | None) -> Tensor:
         check_tensor("x", x)
         wanted = self.policy(x, t) if self.timed else self.policy(x)
-        if isinstance(wanted, AffineSet):
-            raise _no_policy("x -> AffineSet")
+        if wanted is None or isinstance(wanted, AffineSet):
+            raise _no_policy(f"x -> {'None' if wanted is None else 'AffineSet'}")
         return torch.as_tensor(wanted).to(x.device, torch.float32 if x.dtype in _HALF else x.dtype)
 
     def _filter(self, wanted: Tensor, x: Tensor, t: Tensor | float | None) -> Projection:

@@ -27,6 +27,7 @@ import math
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from caffnet.constraints import AffineSet, ArrayLike
 from caffnet.control.barriers.base import with_time
@@ -151,8 +152,9 @@ def _held_inputs(constraint: BarrierConstraint, samples: int, dtype: torch.dtype
             "Without limits on the input the rates are not bounded: give BarrierConstraint its inputs."
         )
     limits: AffineSet = constraint.inputs.to(dtype)
-    bounds = torch.cat([side[side.isfinite()].abs() for side in (limits.lower, limits.upper)])
-    size = (1 + bounds.max()) / limits.A.norm(dim=-1).min()  # of the set, roughly
+    bounds, length = torch.cat([limits.lower, limits.upper]).abs(), limits.A.norm(dim=-1)
+    most = torch.where(bounds.isfinite(), bounds, 0.0).sum()
+    size = (1 + most) / F.pad(length[length > 0], (0, 1), value=1.0).min()  # of the set, roughly
     out = torch.randn(samples, n_u, dtype=dtype, generator=torch.Generator().manual_seed(0))
     corners = project(OUTSIDE * size * out, limits).value
     if corners.abs().max() > OUTSIDE / 4 * size:  # they lie as far out as what was projected

@@ -29,6 +29,7 @@ import math
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from caffnet import tolerance
 from caffnet.constraints import AffineSet
@@ -119,9 +120,15 @@ def _is_flat(beta: Tensor, width: Tensor) -> Tensor:
     return width * beta.clamp_min(1) < tolerance.even(width.dtype)
 
 
+def _rows(set: AffineSet) -> tuple[Tensor, Tensor]:
+    """Return the inequalities ``a u <= b`` in float64, and one that always holds, as there may be no other."""
+    A, b, _ = inequalities(set.to(torch.float64))
+    return F.pad(A, (0, 0, 0, 1)), F.pad(b, (0, 1), value=math.inf)
+
+
 def interval_of(set: AffineSet) -> tuple[Tensor, Tensor]:
     """The ends of a set of one output, ``(...)`` each, float64."""
-    A, b, _ = inequalities(set.to(torch.float64))
+    A, b = _rows(set)
     a = A[..., 0]
     ends = b / torch.where(a == 0, 1.0, a)
     high = torch.where(a > 0, ends, math.inf).amin(-1)
@@ -142,7 +149,7 @@ class Polygon:
 
     def __init__(self, set: AffineSet, loc: Tensor, scale: Tensor):
         wide = set.to(torch.float64)
-        A, b, _ = inequalities(wide)
+        A, b = _rows(wide)
         batch = torch.broadcast_shapes(loc.shape[:-1], b.shape[:-1], A.shape[:-2])
         self.loc, self.scale = loc.double().expand(*batch, 2), scale.double().expand(*batch, 2)
         self.A, self.b = A.expand(*batch, *A.shape[-2:]), b.expand(*batch, b.shape[-1])
