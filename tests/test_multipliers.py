@@ -11,6 +11,7 @@ from caffnet import AffineSet, ConstraintError, Status, project, residuals
 from helpers import nasty_cases, needs_data, random_problem, set_of
 
 DOUBLE = torch.float64
+INF = float("inf")
 
 
 def normal(seed: int, *shape: int) -> Tensor:
@@ -187,6 +188,20 @@ def test_where_they_do_not_exist():
     for options in ({"w": f}, {"norm": 1}, {"search": "lite"}):
         with pytest.raises(ConstraintError, match="Only the nearest point"):
             _ = project(f, set, **options).multipliers
+
+
+@pytest.mark.parametrize("exponent", [600, -600])
+def test_where_rows_meet_far_beyond_the_squares_of_numbers(exponent: int):
+    """Beside an equality, a row nearly parallel to it holds the point; the face has another row that touches it."""
+    unit = 2.0**exponent
+    beside = [float.fromhex("-0x1.fffffefc1866dp+0"), float.fromhex("-0x1.0000008588949p+1")]
+    A = torch.tensor([[-2.0, -2.0], [-1.0, 2.0], beside], dtype=DOUBLE)
+    upper = torch.tensor([-2.0, 5.0, -2.000000184876553], dtype=DOUBLE)
+    lower = torch.tensor([-2.0, -INF, -INF], dtype=DOUBLE)
+    f = torch.tensor([4.0, -1.0], dtype=DOUBLE)
+    answer = project(f * unit, AffineSet(A, lower * unit, upper * unit))
+    assert answer.active.tolist() == [1, 1, 0]
+    torch.testing.assert_close(answer.multipliers @ A / unit, f - answer.value / unit, rtol=1e-8, atol=1e-8)
 
 
 def test_second_derivatives_beside_samples_without_multipliers():

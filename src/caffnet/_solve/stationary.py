@@ -25,7 +25,7 @@ from torch import Tensor
 
 from caffnet import tolerance
 from caffnet._solve import run
-from caffnet._solve.face import dot, product, times
+from caffnet._solve.face import dot, product, times, times_power, unit_exponent
 from caffnet._solve.problem import Answer, Options, Problem, Status, is_diagonal
 from caffnet._solve.sparse import largest, row_sizes, sizes_at
 
@@ -100,9 +100,13 @@ def _on_cone(p: Problem, answer: Answer, apart: Tensor, which: Tensor) -> Tensor
     low = torch.where((active < 0) | (lower - value >= -room), 0.0, -free)
     low, high = (torch.where(lower == upper, 0.0, t) for t in (low, high))
     metric = y.new_ones(1, n) if metric is None else metric
-    cone = Problem(-apart[which], None, A, low, high, metric, "B" * A.shape[-2], None, (len(y),))
+    # A cone has no unit: in that of f - y, no product leaves the range of numbers.
+    apart = apart[which]
+    exponent = unit_exponent(apart).unsqueeze(-1)
+    goal = -times_power(apart, exponent)
+    cone = Problem(goal, None, A, low, high, metric, "B" * A.shape[-2], None, (len(y),))
     found = run.minimise(cone, Options(search="active", on_infeasible="nan"))[1]
-    return torch.where(found.isfinite(), found, 0.0)
+    return times_power(torch.where(found.isfinite(), found, 0.0), -exponent)
 
 
 # ------------------------------------------------------------------------------------------------- the derivative
