@@ -536,7 +536,10 @@ def control_report(
 
     _check_file("--markdown", markdown)
     _check_file("--figure", figure)
-    for path in report(records, markdown, figure):
+    written = report(records, markdown, figure)
+    if not written:
+        _fail(ConfigError(f"No records of simulate or rl below {records}: do a run first (caffnet simulate)."))
+    for path in written:
         typer.echo(f"written: {path}")
 
 

@@ -92,6 +92,9 @@ def test_the_commands(tmp_path, monkeypatch):
     assert done.exit_code == 0 and "unicycle: smallest h" in done.output
     wrong = call("simulate", "submarine")
     assert wrong.exit_code == 2 and "There is no scenario 'submarine'; there are integrator" in wrong.output
+    none = call("control-report", "elsewhere", "--markdown=page.md")
+    assert none.exit_code == 2 and "No records of simulate or rl below elsewhere" in none.output
+    assert not (tmp_path / "page.md").exists()
     made = call("control-report", "records", "--markdown=page.md", "--figure=rl.png")
     assert made.exit_code == 0 and (tmp_path / "page.md").read_text().count("unicycle") == 1
 

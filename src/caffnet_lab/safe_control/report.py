@@ -19,8 +19,10 @@ Made by `caffnet control-report` from the records of `caffnet simulate` and `caf
 
 
 def report(folder: Path, markdown: Path, figure: Path) -> list[Path]:
-    """Write the page and the figure; returns their paths."""
+    """Write the page and the figure; returns their paths, none if there are no records."""
     simulations, runs, times = read(folder)
+    if not (simulations or runs or times):
+        return []
     parts = [HEAD]
     written = [markdown]
     parts += [step_table(record["microseconds"]) for record in times]
