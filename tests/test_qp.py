@@ -277,6 +277,24 @@ def test_a_q_of_zeros_is_a_linear_program_in_every_unit(shared: bool):
     torch.testing.assert_close(best.multipliers, 2 * Q.reshape(-1, 1) - q)
 
 
+@pytest.mark.parametrize("slope", [1e-10, 1e-12])
+def test_a_price_far_below_the_curvature_still_counts(slope: float):
+    root = torch.tensor([[1.0, 1.0, 1.0]], dtype=DOUBLE)
+    best = solve_qp(root.mT @ root, torch.tensor([-1.0, -1.0, slope - 1.0], dtype=DOUBLE), lb=0.0, ub=1.0)
+    assert best.status == Status.PROJECTED and best.value[2] == 0
+    torch.testing.assert_close(best.value.sum(), torch.ones((), dtype=DOUBLE))
+
+
+def test_a_flat_direction_along_a_row():
+    """The minima of the objective are a line that meets a row at an angle of 5e-5, far away."""
+    Q = torch.tensor([[0.08, -0.2, 0.6], [-0.2, 1.0, -2.0], [0.6, -2.0, 5.0]], dtype=DOUBLE)
+    set = AffineSet([[0.41141, 1.724783, 0.331908], [0.0008, 0.9865, 0.1078]], [4.11, -INF], [INF, -1.85]).to(DOUBLE)
+    q = torch.tensor([1.2, -2.0, 8.0], dtype=DOUBLE)  # Q (-5, 1, 1) = 0, q (-5, 1, 1) = 0
+    best = solve_qp(Q, q, set)
+    assert best.status <= Status.PROJECTED
+    torch.testing.assert_close(best.objective, -q @ torch.linalg.pinv(Q) @ q / 2, rtol=1e-7, atol=0.0)
+
+
 def test_rays_have_a_length():
     """The cone leaves little of -q: the direction is as long as any, and no row stops it."""
     set = AffineSet.inequality([[-1.0, 1.0 - 1e-3], [1.0, -1.0]], [0.0, 0.0]).to(DOUBLE)

@@ -35,6 +35,8 @@ from caffnet._solve.stationary import apply, full, pull, room_at
 _ROUNDS = 60
 _ASKED_FOR_A_RAY = 2  # the round after which samples are tested for having no minimum
 _RESTARTS = 4  # restarts of a nearly singular definite problem, before it is damped
+_PATIENCE = 30  # rounds after which steps are made longer
+_FARTHEST = 2.0**16  # lengths of a step that are added to it at most; its rounding grows as much
 _REFINED = 3  # refinements of multipliers before they are judged
 _EVENED = 4  # rounds of scaling rows and outputs
 _QUIET = Options(search="active", on_infeasible="nan")
@@ -135,6 +137,7 @@ def _descend(
     p = _in_units(p, unit)
     y, side, before = answer.value[places].double() / unit, answer.active[places], answer.status[places]
     for number in range(_ROUNDS):
+        came_from = y
         if damped or number >= _RESTARTS:
             metric, ε = _damping(p, y, number)
             y, side, status = _step(p, y, side, metric, ε, before > Status.WITHIN_TOL if number == 0 else None)
@@ -169,6 +172,8 @@ def _descend(
             _finish(problem, found, places[ready], (unit * y)[ready], side[ready], multipliers[ready], sure)
         if done.all():
             return
+        if p.metric is not None and number >= _PATIENCE:
+            y = _farther(p, came_from, y)
         if done.any():
             keep = (~done).nonzero().squeeze(-1)
             places, p, y, side = places[keep], p.at(keep), y[keep], side[keep]
@@ -272,6 +277,22 @@ def _step(
     down = down if outside is None else down | outside
     good = (down & (found.status <= Status.WITHIN_TOL)).unsqueeze(-1)
     return torch.where(good, found.value, y), torch.where(good, found.active, side), found.status
+
+
+def _farther(p: Problem, start: Tensor, y: Tensor) -> Tensor:
+    """The lowest point of the set on the line from `start` through y, no nearer than y.
+
+    Where the objective is nearly flat, ε is large beside its slope, and the steps of the sequence are short.
+    """
+    along = y - start
+    fall, bend = -dot(_slope(p, y), along), dot(_slope(p, y + along) - _slope(p, y), along)
+    value, change = times(p.A, y), times(p.A, along)
+    still = change.abs() <= room_at(p.A, y, value)  # rounding of a row that holds both points
+    left = torch.where(change > 0, p.upper, p.lower) - value
+    most = torch.where(still, torch.inf, left / torch.where(still, 1.0, change)).clamp_min(0.0)
+    most = torch.cat([most, (fall / bend.clamp_min(torch.finfo(y.dtype).tiny)).unsqueeze(-1)], -1).amin(-1)
+    length = torch.where((fall > 0) & (most > 0), most.clamp_max(_FARTHEST), 0.0)
+    return y + length.unsqueeze(-1) * along
 
 
 def _restart(p: Problem, y: Tensor, side: Tensor) -> tuple[Tensor, Tensor, Tensor]:
