@@ -53,7 +53,8 @@ class CAffNet(nn.Module):
 
     Everything in w' is differentiated: w, and the factor by w, by f and by the set through d. Where the limit holds,
     only the direction of w counts, so its gradient is orthogonal to w. With ``gradient="tangent"`` this part stays
-    exact. d costs one more projection; where f is inside it is 0.
+    exact. d costs one more projection; where f is inside it is 0. In a metric, d is the length of the way from f to its
+    projection in that metric, which may be longer than the way to the nearest point.
 
     >>> import torch
     >>> from caffnet import AffineSet, FeedForward
