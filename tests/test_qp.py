@@ -534,6 +534,11 @@ def test_a_missing_q_is_zero():
             solve_qp(Q, None, rows)
 
 
+def test_a_program_without_outputs_is_refused():
+    with pytest.raises(ConstraintError, match=r"q must have an entry for each output, got the shape \(3, 0\)"):
+        solve_qp(None, torch.zeros(3, 0), AffineSet.box(0.0, 1.0, dim=0))
+
+
 def test_sets_in_the_place_of_the_objective_are_refused_with_the_order():
     rows = AffineSet.box(0.0, 1.0, dim=2)
     with pytest.raises(ConstraintError, match=r"Q must be .*, got AffineSet: the order is solve_qp\(Q, q, set\)"):

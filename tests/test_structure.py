@@ -293,6 +293,7 @@ def test_the_l1_ball():
         assert np.abs(mine.numpy() - wanted).max() < 1e-13
     inside = 0.01 * f
     assert torch.allclose(project_l1(inside, 5.0), inside)
+    assert torch.equal(project_l1(f, 2.0, [0.5] * 30), y)
     radius = torch.tensor([1.0, 2.0], dtype=DOUBLE, requires_grad=True)
     center = normal(stream, 2, 30).requires_grad_()
     assert torch.autograd.gradcheck(project_l1, (f[:2].clone().requires_grad_(), radius, center))

@@ -6,6 +6,7 @@ of ``f - c``: up to these signs it is the projection of ``|f - c|`` on ``{z >= 0
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,7 +17,9 @@ from caffnet.errors import ConstraintError
 from caffnet.projection import project
 
 
-def project_l1(f: Tensor, radius: Tensor | float, center: Tensor | float = 0.0, **options: Any) -> Tensor:
+def project_l1(
+    f: Tensor, radius: Tensor | float, center: Tensor | Sequence[float] | float = 0.0, **options: Any
+) -> Tensor:
     r"""$\arg\min_y \|y - f\|_2$ subject to $\|y - c\|_1 \le r$, differentiable in f, r and c.
 
     Args:
@@ -33,6 +36,8 @@ def project_l1(f: Tensor, radius: Tensor | float, center: Tensor | float = 0.0, 
     """
     if not isinstance(f, Tensor) or f.ndim == 0:
         raise ConstraintError(f"f must be a tensor (..., n), got {f!r}.")
+    if isinstance(center, Sequence):
+        center = torch.tensor(center, dtype=f.dtype, device=f.device)
     away = f - center
     sign = torch.where(away.detach() < 0, -1.0, 1.0).to(f.dtype)
     limit = torch.as_tensor(radius, dtype=f.dtype, device=f.device).unsqueeze(-1)

@@ -127,6 +127,8 @@ def solve_qp(
         matrix = _read(Q, "Q")
         q = matrix.new_zeros(matrix.shape[-1:])
     q = _read(q, "q")
+    if q.shape[-1:] == (0,):
+        raise ConstraintError(f"q must have an entry for each output, got the shape {tuple(q.shape)}.")
     rows = _rows(q, set, {"G": G, "h": h, "A": A, "b": b, "lb": lb, "ub": ub})
     constraints, batch = validate(q, _with_objective(rows, Q, q), None, options, "q")
     problem = flatten(constraints, q, None, batch)

@@ -48,6 +48,11 @@ def lacking(x):
     return (rate + 5.0 * h) * MASS / 1.8 < -0.3 * 9.81 * MASS
 
 
+def test_the_number_of_samples_is_checked():
+    with pytest.raises(ConstraintError, match="samples must be a whole number >= 1, got 0"):
+        audit(lambda x: AffineSet.box(-1.0, 1.0, dim=2), [-1.0], [1.0], samples=0)
+
+
 def test_an_adaptive_cruise_control_lacks_brakes():
     found = audit(cruise(drag=False), [0.0, 0.0], [40.0, 150.0], names=["v", "z"])
     assert torch.equal(found.infeasible, lacking(found.states))

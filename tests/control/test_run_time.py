@@ -380,6 +380,25 @@ def test_errors_name_step_time_and_state():
         ConstraintError, match=r"got function: the order is rollout\(system, policy, start, steps, dt\)"
     ):
         rollout(broken, mass, start, 5, 0.1)
+    with pytest.raises(ConstraintError, match=r"policy must return inputs of shape \(.*, 1\) or \(1,\), got NoneType"):
+        rollout(mass, lambda x: None, start, 5, 0.1)
+    with pytest.raises(ConstraintError, match=r"disturbance must return velocities of shape .* or \(2,\), got \(3,\)"):
+        rollout(mass, lambda x: torch.zeros(1), start, 5, 0.1, disturbance=lambda x, t: torch.zeros(3))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lipschitz": -1.0, "speed": 1.0}, "lipschitz must be one number >= 0, or one for each"),
+        ({"lipschitz": [1.0, 1.0, 1.0], "speed": 1.0}, "lipschitz must be one number >= 0, or one for each"),
+        ({"lipschitz": 1.0, "speed": math.nan}, r"speed a number >= 0, got 1.0 and nan"),
+        ({"lower": [-1.0, -1.0], "upper": [1.0, 1.0], "samples": 0}, "samples must be a whole number >= 1, got 0"),
+        ({"lower": [-1.0, -1.0], "upper": [1.0, 1.0], "factor": -1.0}, "factor must be positive and finite, got -1.0"),
+    ],
+)
+def test_a_reserve_is_refused_for_numbers_that_bound_nothing(options: dict, message: str):
+    with pytest.raises(ConstraintError, match=message):
+        hold_reserve(braking(), 0.1, **options)
 
 
 # ------------------------------------------------------------------------------------------------ systems

@@ -40,7 +40,7 @@ from caffnet.constraints import EQUAL, AffineSet, ArrayLike
 from caffnet.control.barriers.shapes import constant
 from caffnet.control.interior import depth, inequalities
 from caffnet.control.safety import in_double
-from caffnet.control.systems.base import counted
+from caffnet.control.systems.base import check_count, counted
 from caffnet.errors import ConstraintError, InfeasibleError
 from caffnet.projection import project
 
@@ -164,6 +164,7 @@ def audit(
     In conflict there: p <= 1, row 2.
     Proof: infeasible.
     """
+    check_count("samples", samples)
     low, high = _box(lower, upper, times)
     called = _names(names, len(low), times)
     rows = in_double(constraint)

@@ -33,6 +33,7 @@ from caffnet.constraints import AffineSet, ArrayLike
 from caffnet.control.barriers.base import with_time
 from caffnet.control.barriers.shapes import constant
 from caffnet.control.safety import BarrierConstraint
+from caffnet.control.systems.base import check_count, check_positive
 from caffnet.errors import ConstraintError
 from caffnet.projection import project
 
@@ -87,10 +88,17 @@ def hold_reserve(
     known = lipschitz is not None and speed is not None
     if known == (lower is not None and upper is not None):
         raise ConstraintError("Give bounds (lipschitz and speed) or a box to sample (lower and upper), one of the two.")
+    check_positive(factor=factor)
+    check_count("samples", samples)
     if lipschitz is not None and speed is not None:
-        count = len(_rates(constraint, *_nowhere(constraint))[0])
+        rates, count = constant("lipschitz", lipschitz), len(_rates(constraint, *_nowhere(constraint))[0])
         fastest = speed if constraint.disturbance is None else speed + float(constraint.disturbance.norm())
-        return (dt * fastest * constant("lipschitz", lipschitz)).expand(count).clone()
+        if not (rates >= 0).all() or not speed >= 0 or rates.shape not in ((), (1,), (count,)):
+            raise ConstraintError(
+                f"lipschitz must be one number >= 0, or one for each of {count} functions, and speed a number >= 0, "
+                f"got {rates.tolist()} and {speed!r}."
+            )
+        return (dt * fastest * rates).expand(count).clone()
     assert lower is not None
     assert upper is not None
     low, high = constant("lower", lower), constant("upper", upper)

@@ -7,12 +7,13 @@ import dataclasses
 import math
 import numbers
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from caffnet._solve.tracing import is_compiling, is_concrete, may_branch, no_autocast
-from caffnet.control.systems.base import ControlAffine, check_states, check_system
+from caffnet.control.systems.base import ControlAffine, check_count, check_states, check_system
 from caffnet.errors import ConstraintError, InfeasibleError
 
 
@@ -128,8 +129,7 @@ def rollout(
     check_system(system, "rollout(system, policy, start, steps, dt)")
     check_steps("A rollout", steps, dt)
     check_states("start", start, system.n_x)
-    if not isinstance(substeps, numbers.Integral) or isinstance(substeps, bool) or substeps < 1:
-        raise ConstraintError(f"substeps must be a whole number >= 1, got {substeps!r}.")
+    check_count("substeps", substeps)
     if hasattr(policy, "reset"):
         policy.reset()  # type: ignore[attr-defined]
     count = steps * substeps
@@ -143,12 +143,13 @@ def rollout(
             given = policy(x, t) if timed else policy(x)
         except ConstraintError as error:
             raise _located(error, step, float(t), x) from error
-        u = _for_every_state(given, x, system.n_u)
+        u = _for_every_state("policy", "inputs", given, x, system.n_u)
         inputs.append(u)
         for part in range(substeps):
             if disturbance is not None:
                 assert isinstance(moving, _Disturbed)
-                moving.wind = disturbance(x, fine_times[step * substeps + part]).to(x).expand_as(x)
+                wind = disturbance(x, fine_times[step * substeps + part])
+                moving.wind = _for_every_state("disturbance", "velocities", wind, x, system.n_x)
             with no_autocast(x.device.type):  # half precision would move the states by a part in a hundred
                 x = integrate(moving, x, u, dt / substeps)
             fine.append(x)
@@ -201,10 +202,12 @@ def check_steps(what: str, steps: int, dt: float) -> None:
         raise ConstraintError(f"{what} needs whole steps >= 1 and a finite dt > 0, got steps={steps!r} and dt={dt!r}.")
 
 
-def _for_every_state(u: Tensor, x: Tensor, n_u: int) -> Tensor:
-    """The inputs ``(..., n_u)`` at the states x ``(..., n_x)``; one that all states share is broadcast."""
-    shape, u = (*x.shape[:-1], n_u), torch.as_tensor(u)
-    if u.shape[-1:] == (n_u,):
-        with contextlib.suppress(RuntimeError):
-            return u.to(x).expand(shape)
-    raise ConstraintError(f"The policy must return inputs of shape {shape} or ({n_u},), got {tuple(u.shape)}.")
+def _for_every_state(who: str, what: str, given: Any, x: Tensor, size: int) -> Tensor:
+    """Vectors ``(..., size)`` at the states x ``(..., n_x)``; one that all states share is broadcast."""
+    shape, said = (*x.shape[:-1], size), type(given).__name__
+    with contextlib.suppress(RuntimeError, TypeError, ValueError):
+        t = torch.as_tensor(given)
+        said = str(tuple(t.shape))
+        if t.shape[-1:] == (size,):
+            return t.to(x).expand(shape)
+    raise ConstraintError(f"The {who} must return {what} of shape {shape} or ({size},), got {said}.")

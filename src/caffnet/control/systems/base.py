@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Callable
 
 import torch
@@ -174,6 +175,12 @@ def check_positive(**values: float) -> None:
     for name, value in values.items():
         if not 0 < value < math.inf:
             raise ConstraintError(f"{name} must be positive and finite, got {value!r}.")
+
+
+def check_count(name: str, value: int) -> None:
+    """Refuse a number of samples or steps that is not whole and positive."""
+    if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < 1:
+        raise ConstraintError(f"{name} must be a whole number >= 1, got {value!r}.")
 
 
 class InTime(ControlAffine):
