@@ -5,14 +5,14 @@ first scaled by a power of two so that ``1 <= |a_i|_1 < 2``. So they do not depe
 
 A sample of the kernel meets them in this order; the last column is the size that the number is multiplied by.
 
-    feasibility    rows.c        Is f, or another point, accepted?             the numbers of the row at the point, its bound
+    feasibility    rows.c        Is f, or another point, accepted?             the row's numbers at the point, its bound
     search         dual.c        Is a row violated during the search?          all numbers of the sample
     rank           face.c        Is a row independent of those of a face?      the row
     fine_rank      infeasible.c  Is a coefficient zero? (float64 throughout)   the largest coefficient
     tie            walk.c        Are two candidates equally near?              their distance to f
     optimal        project.c     Is an accepted point the nearest?             its distance to f
     EMPTY          violation.c   Does the proof of an empty set reach far?     the data and the point
-    strict_margin  strict.c      How far inside must a strict point lie?       the numbers of the row at the point, its bound
+    strict_margin  strict.c      How far inside must a strict point lie?       the row's numbers at the point, its bound
 """
 
 from __future__ import annotations
