@@ -329,7 +329,7 @@ EXPORT int64_t NAME(caffnet_solve)(const CaffnetBatch *batch, int64_t first, int
         if (batch->cancel && *batch->cancel) return -1;
         if (identity && clip_sample(batch, b) != REJECTED) continue;
         sound = renew_rows(&work, batch, b, sound);
-        if (batch->search == CAFFNET_PAPER) memset(batch->choice + b * batch->n, 0, (size_t)batch->n * sizeof *batch->choice);
+        for (int64_t j = 0; batch->search == CAFFNET_PAPER && j < batch->n; j++) batch->choice[b * batch->n + j] = 0;
         int state = sound ? decide_sample(batch, b, &work, &metric, &proof) : write_nothing(batch, b, CAFFNET_INVALID);
         bad += CAFFNET_HAS_NO_ANSWER(state);
     }
