@@ -44,6 +44,8 @@ def test_the_errors_are_value_errors():
         (lambda: AffineSet.box(torch.ones(1), torch.ones(3)), r"written lower\.expand\(\*lower\.shape\[:-1\], 3\)"),
         (lambda: AffineSet.box(0.0, 1.0, ["a"]), r"dim must be .*, got \['a'\]: names are passed as names="),
         (lambda: AffineSet.inequality([[1.0]], 0.0, 1.0), r"one name for .* got float: for rows with two sides"),
+        (lambda: AffineSet.inequality([[1.0]], 0.0, torch.tensor(1.0)), r"got Tensor: for rows with two sides"),
+        (lambda: AffineSet([[1.0]], names=iter(["a"])), r"got list_iterator: write list\(names\)"),
         (lambda: AffineSet([[1.0], [2.0]], names="a"), r'got the text .a.: write \[f"a \{i\}" for i in range\(2\)\]'),
         (
             lambda: AffineSet.inequality(torch.nn.Linear(1, 1), 0.0),
@@ -223,6 +225,10 @@ def test_violation_and_contains_measure_from_the_data():
         (
             lambda: project(torch.zeros(8, 5, 2), AffineSet.inequality([[1.0, 1.0]], torch.ones(8, 1))),
             r"f \(8, 5\) and of the constraints \(8,\) do not .* the axes \(8, 1\), a bound by unsqueeze\(-2\)",
+        ),
+        (
+            lambda: project(torch.zeros(8, 5, 4, 2), AffineSet.inequality([[1.0, 1.0]], torch.ones(8, 1))),
+            r"the axes \(8, 1, 1\), a bound by unsqueeze\(-2\)\.unsqueeze\(-2\)",
         ),
         (
             lambda: project(torch.zeros(8, 5, 2), AffineSet.box(torch.zeros(7, 2))),

@@ -529,6 +529,9 @@ def test_a_missing_q_is_zero():
         best = solve_qp(Q, None, rows)
         assert best.value.tolist() == pytest.approx([0.75, 0.25])
         assert best.value.dtype == (Q.dtype if isinstance(Q, Tensor) else torch.get_default_dtype())
+    assert solve_qp(torch.eye(2).to_sparse(), None, rows).value.tolist() == pytest.approx([0.5, 0.5])
+    with pytest.raises(ConstraintError, match=r"Q is torch\.int64; without a q it must be in float32 or float64"):
+        solve_qp(torch.eye(2, dtype=torch.int64), None, rows)
     for Q in (None, 0):
         with pytest.raises(ConstraintError, match="solve_qp needs an objective: Q, q or both"):
             solve_qp(Q, None, rows)

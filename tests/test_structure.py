@@ -293,7 +293,10 @@ def test_the_l1_ball():
         assert np.abs(mine.numpy() - wanted).max() < 1e-13
     inside = 0.01 * f
     assert torch.allclose(project_l1(inside, 5.0), inside)
-    assert torch.equal(project_l1(f, 2.0, [0.5] * 30), y)
+    for same in ([0.5] * 30, np.full(30, 0.5)):
+        assert torch.equal(project_l1(f, 2.0, same), y)
+    with pytest.raises(ConstraintError, match=r"center must be a number or have shape \(\.\.\., 30\), got \(3,\)"):
+        project_l1(f, 2.0, [0.5] * 3)
     radius = torch.tensor([1.0, 2.0], dtype=DOUBLE, requires_grad=True)
     center = normal(stream, 2, 30).requires_grad_()
     assert torch.autograd.gradcheck(project_l1, (f[:2].clone().requires_grad_(), radius, center))

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from caffnet.constraints import AffineSet
+from caffnet.constraints.reading import read_array
 from caffnet.errors import ConstraintError
 from caffnet.projection import project
 
@@ -36,8 +37,10 @@ def project_l1(
     """
     if not isinstance(f, Tensor) or f.ndim == 0:
         raise ConstraintError(f"f must be a tensor (..., n), got {f!r}.")
-    if isinstance(center, Sequence):
-        center = torch.tensor(center, dtype=f.dtype, device=f.device)
+    if not isinstance(center, Tensor | int | float):
+        center = read_array(center, "center").to(f.device, f.dtype)
+    if isinstance(center, Tensor) and center.ndim and center.shape[-1] not in (1, f.shape[-1]):
+        raise ConstraintError(f"center must be a number or have shape (..., {f.shape[-1]}), got {tuple(center.shape)}.")
     away = f - center
     sign = torch.where(away.detach() < 0, -1.0, 1.0).to(f.dtype)
     limit = torch.as_tensor(radius, dtype=f.dtype, device=f.device).unsqueeze(-1)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,7 +15,7 @@ from caffnet._solve.problem import Options, Problem, Status, check_options
 from caffnet._solve.tracing import in_forward_mode, may_branch
 from caffnet.constraints import EQUAL, UPPER, AffineSet, ArrayLike
 from caffnet.constraints.reading import read_array, read_bound, read_rows
-from caffnet.errors import ConstraintError, UnboundedError
+from caffnet.errors import ConstraintError, DtypeError, UnboundedError
 from caffnet.optimality import Residuals, residuals
 from caffnet.projection import Projection, flatten, shaped, start_lines, validate
 
@@ -124,8 +123,10 @@ def solve_qp(
     if q is None:
         if Q is None or (isinstance(Q, int | float) and Q == 0):
             raise ConstraintError("solve_qp needs an objective: Q, q or both. For any point of the set, write project.")
-        matrix = _read(Q, "Q")
-        q = matrix.new_zeros(matrix.shape[-1:])
+        Q = _read(Q, "Q")
+        if Q.dtype not in (torch.float32, torch.float64):
+            raise DtypeError(f"Q is {Q.dtype}; without a q it must be in float32 or float64.")
+        q = torch.zeros(Q.shape[-1:], dtype=Q.dtype, device=Q.device)  # dense, even if Q is sparse
     q = _read(q, "q")
     if q.shape[-1:] == (0,):
         raise ConstraintError(f"q must have an entry for each output, got the shape {tuple(q.shape)}.")
@@ -167,7 +168,7 @@ def _read(given: ArrayLike, name: str) -> Tensor:
     if isinstance(given, Tensor):
         return given
     found = read_array(given, name)
-    return found if isinstance(given, np.ndarray) else found.to(torch.get_default_dtype())
+    return found.to(torch.get_default_dtype()) if isinstance(given, int | float | list | tuple) else found
 
 
 def _rows(q: Tensor, set: AffineSet | Prepared | None, parts: dict[str, ArrayLike | None]) -> AffineSet:

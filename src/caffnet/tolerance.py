@@ -11,7 +11,7 @@ A sample of the kernel meets them in this order; the last column is the size tha
     fine_rank      infeasible.c  Is a coefficient zero? (float64 throughout)   the largest coefficient
     tie            walk.c        Are two candidates equally near?              their distance to f
     optimal        project.c     Is an accepted point the nearest?             its distance to f
-    EMPTY          violation.c   Does the proof of an empty set reach far?     the data and the point
+    EMPTY          violation.c   Does the proof of an empty set reach far?     the radius of the proof
     strict_margin  strict.c      How far inside must a strict point lie?       the row's numbers at the point, its bound
 """
 

@@ -2,9 +2,11 @@
 
      y <= 0 and y >= 1                     both rows give way by 1/2, and their multipliers prove it: give_way
      y <= 0 and y >= 1, soft               y <= 0 holds, the other gives way by 1: give_way, then project_on_hard_rows
-     y = 0.3 and 3 y = 0.9 in float32      the numbers miss each other by rounding, so each row gives way by its own:
+     y + 0.3 z = 0.1, 3 y = 0.3, 0.9 z = 0 in float32
+                                           the numbers miss each other by rounding, so each row gives way by its own:
                                            give_way_by_rounding
-     the last two and a soft row           the hard rows exclude each other, but by rounding only: they are relaxed by it,
+     y = 0.3, 3 y = 0.9, y >= 1 soft, in float32
+                                           the hard rows exclude each other, but by rounding only: they are relaxed by it,
                                            and the soft row gives way beside them: least_violation */
 #include "internal.h"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence, Sized
+from collections.abc import Iterator, Sequence, Sized
 from typing import TypeAlias
 
 import torch
@@ -74,13 +74,16 @@ def check_kinds(lower: Tensor, upper: Tensor, kinds: str, labels: Labels) -> Non
 
 def read_labels(names: Sequence[str | None] | None, m: int) -> Labels:
     """Names of the m rows as users give them, checked."""
-    if names is not None and (isinstance(names, str) or not isinstance(names, Sized) or len(names) != m):
+    sized = isinstance(names, Sized) and getattr(names, "ndim", 1) > 0  # arrays without axes have no length
+    if names is not None and (isinstance(names, str) or not sized or len(names) != m):
         given = f"the text {names!r}" if isinstance(names, str) else type(names).__name__
-        given = f"{len(names)} names" if isinstance(names, Sized) and not isinstance(names, str) else given
+        given = f"{len(names)} names" if sized and not isinstance(names, str) else given
         hint = ""
         if isinstance(names, str):
             hint = f": write [{names!r}]" if m == 1 else f': write [f"{names} {{i}}" for i in range({m})]'
-        elif not isinstance(names, Sized):
+        elif isinstance(names, Iterator):
+            hint = ": write list(names)"
+        elif not sized:
             hint = ": for rows with two sides write AffineSet(A, lower, upper)"
         raise ConstraintError(f"names must be a list with one name for each of the {m} rows, got {given}{hint}.")
     if names is None:

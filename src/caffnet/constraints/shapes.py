@@ -32,9 +32,10 @@ def joint_axes(first: str, axes: torch.Size, second: str, others: torch.Size) ->
         short, long = sorted((tuple(axes), tuple(others)), key=len)
         hint = ""
         if len(short) < len(long) and long[: len(short)] == short:
+            missing = len(long) - len(short)
             hint = (
                 " Axes are matched from the last one: give the shorter one the axes "
-                f"{(*short, *(1,) * (len(long) - len(short)))}, a bound by unsqueeze(-2)."
+                f"{(*short, *(1,) * missing)}, a bound by {'.'.join(['unsqueeze(-2)'] * missing)}."
             )
         raise ConstraintError(
             f"The batch axes of {first} {tuple(axes)} and of {second} {tuple(others)} do not broadcast.{hint}"
