@@ -403,15 +403,15 @@ def _check_sparse(set: AffineSet, options: Options) -> None:
     """Refuse options that need the matrix in full."""
     reason = None
     if options.search not in ("auto", "active"):
-        reason = f'search={options.search!r} looks at whole rows: use search="active"'
+        reason = f'search={options.search!r} looks at whole rows: use search="active" or'
     elif set.metric is not None:
-        reason = "a metric needs whole rows"
+        reason = "a metric needs whole rows:"
     elif set.softness is not None:
-        reason = "soft rows need whole rows"
+        reason = "soft rows need whole rows:"
     elif is_compiling() or not may_branch(set.A):
-        reason = "compiled and exported graphs and transforms (torch.func) hold whole rows only"
+        reason = "compiled and exported graphs and transforms (torch.func) hold whole rows only:"
     if reason is not None:
-        raise ConstraintError(f"The rows are sparse, and {reason}; or write set.to_dense() if its size permits.")
+        raise ConstraintError(f"The rows are sparse, and {reason} write set.to_dense() if its size permits.")
 
 
 def _check_point(name: str, t: Tensor, constraints: AffineSet) -> None:

@@ -63,7 +63,7 @@ FN int clip_single(const CaffnetBatch *batch, int64_t b, int *outside) CLIP(floa
 FN int clip_sample(const CaffnetBatch *batch, int64_t b) {
     int outside = 0;
     if (batch->w || !(batch->single ? clip_single(batch, b, &outside) : clip_double(batch, b, &outside))) return REJECTED;
-    for (int64_t i = 0; !outside && i < batch->m; i++) batch->active[b * batch->m + i] = 0;
+    if (!outside && batch->m > 0) memset(batch->active + b * batch->m, 0, (size_t)batch->m);
     batch->status[b] = outside ? CAFFNET_PROJECTED : CAFFNET_INSIDE;
     return batch->status[b];
 }

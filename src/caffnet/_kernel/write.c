@@ -8,7 +8,7 @@ FN void write_value(const CaffnetBatch *batch, int64_t b, const Work *work) {
 }
 
 FN int write_answer(const CaffnetBatch *batch, int64_t b, const Work *work, int status) {
-    for (int64_t i = 0; i < batch->m; i++) batch->active[b * batch->m + i] = work->face.held[i];
+    if (batch->m > 0) memcpy(batch->active + b * batch->m, work->face.held, (size_t)batch->m);
     batch->status[b] = (int8_t)status;
     write_value(batch, b, work);
     return status;

@@ -285,7 +285,8 @@ def _farther(p: Problem, start: Tensor, y: Tensor) -> Tensor:
     Where the objective is nearly flat, ε is large beside its slope, and the steps of the sequence are short.
     """
     along = y - start
-    fall, bend = -dot(_slope(p, y), along), dot(_slope(p, y + along) - _slope(p, y), along)
+    assert p.metric is not None
+    fall, bend = -dot(_slope(p, y), along), dot(apply(p.metric, along), along)
     value, change = times(p.A, y), times(p.A, along)
     still = change.abs() <= room_at(p.A, y, value)  # rounding of a row that holds both points
     left = torch.where(change > 0, p.upper, p.lower) - value

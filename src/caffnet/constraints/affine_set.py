@@ -156,10 +156,10 @@ class AffineSet:
             sizes.add(dim)
         if len(sizes) != 1:
             hint = "write box(lower, upper, dim=n)" if not sizes else f"the sizes {sorted(sizes)} disagree"
-            lone = next((name for name, bound in parts.items() if bound is not None and bound.shape[-1:] == (1,)), None)
-            if lone is not None and len(sizes) == 2:
-                n = max(sizes)
-                hint += f"; one number for all outputs of a sample is written {lone}.expand(*{lone}.shape[:-1], {n})"
+            lone = [name for name, t in parts.items() if t is not None and t.ndim > 1 and t.shape[-1] == 1]
+            if lone and len(sizes) == 2:
+                write = f"{lone[0]}.expand(*{lone[0]}.shape[:-1], {max(sizes)})"
+                hint += f"; one number for all outputs of a sample is written {write}"
             raise ConstraintError(f"A box must have one number of outputs: {hint}.")
         A = sparse.identity(sizes.pop(), given[0].dtype, given[0].device)
         low, high = read_sides(parts["lower"], parts["upper"], A)
