@@ -156,7 +156,8 @@ class AffineSet:
             sizes.add(dim)
         if len(sizes) != 1:
             hint = "write box(lower, upper, dim=n)" if not sizes else f"the sizes {sorted(sizes)} disagree"
-            lone = [name for name, t in parts.items() if t is not None and t.ndim > 1 and t.shape[-1] == 1]
+            sides = {"lower": lower, "upper": upper}.items()
+            lone = [name for name, t in sides if isinstance(t, Tensor) and t.shape[-1:] == (1,)]
             if lone and len(sizes) == 2:
                 write = f"{lone[0]}.expand(*{lone[0]}.shape[:-1], {max(sizes)})"
                 hint += f"; one number for all outputs of a sample is written {write}"
