@@ -17,6 +17,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 TESTS = ["literal", "nasty", "strict", "gradient", "compromise", "properties", "structure"]
+TESTS += ["defects", "metric", "multipliers", "qp", "soft_rows"]
 
 
 def load_build(package: Path) -> Any:
