@@ -16,8 +16,20 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-TESTS = ["literal", "nasty", "strict", "gradient", "compromise", "properties", "structure"]
-TESTS += ["defects", "metric", "multipliers", "qp", "soft_rows"]
+TESTS = [
+    "compromise",
+    "defects",
+    "gradient",
+    "literal",
+    "metric",
+    "multipliers",
+    "nasty",
+    "properties",
+    "qp",
+    "soft_rows",
+    "strict",
+    "structure",
+]
 
 
 def load_build(package: Path) -> Any:
