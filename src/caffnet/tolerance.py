@@ -134,6 +134,10 @@ PROXIMAL = 2.0**-6, 2.0**8, 2.0**-6, 2.0**16, 2.0**-6, 2.0**24
 #: ``Q + ε I``, whose rounding errors are then below a part in 1e8, and so little that curvature hardly feels it.
 DAMPING = 2.0**-26, 2.0**-12
 
+#: A step of that sequence is made longer by so many times its length at most: its rounding grows as much, and must stay
+#: far below the step.
+FARTHEST = 2.0**16
+
 #: A direction in which the objective falls without end is no shorter than this, for a largest entry of q of 1. What
 #: rounding leaves of none is 1e-16 times the condition of the rows.
 RAY = 2.0**-26

@@ -254,6 +254,22 @@ def test_the_command_line_names_mistakes(monkeypatch):
     assert ran.exit_code == 2 and "There is no task 'nope'" in ran.stderr
 
 
+def test_a_block_of_everyday_calls_begins_warm(monkeypatch: pytest.MonkeyPatch):
+    """The first call after the other one takes longer: it does not count."""
+    now, last = [0.0], [""]
+
+    def taking(name: str, seconds: float):
+        def call() -> None:
+            now[0] += seconds + (0.0 if last[0] == name else 5e-3)
+            last[0] = name
+
+        return call
+
+    monkeypatch.setattr(everyday.time, "process_time", lambda: now[0])
+    monkeypatch.setattr(everyday.time, "perf_counter", lambda: now[0])
+    assert everyday._ratio(taking("one", 3e-3), taking("other", 1e-3), rounds=5) == pytest.approx(3.0)
+
+
 def test_everyday_calls_alone(tmp_path, monkeypatch):
     """Their claims are on the page and in the JSON, without any task."""
     monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")

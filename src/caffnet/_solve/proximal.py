@@ -36,7 +36,6 @@ _ROUNDS = 60
 _ASKED_FOR_A_RAY = 2  # the round after which samples are tested for having no minimum
 _RESTARTS = 4  # restarts of a nearly singular definite problem, before it is damped
 _PATIENCE = 30  # rounds after which steps are made longer
-_FARTHEST = 2.0**16  # lengths of a step that are added to it at most; its rounding grows as much
 _REFINED = 3  # refinements of multipliers before they are judged
 _EVENED = 4  # rounds of scaling rows and outputs
 _QUIET = Options(search="active", on_infeasible="nan")
@@ -292,7 +291,7 @@ def _farther(p: Problem, start: Tensor, y: Tensor) -> Tensor:
     left = torch.where(change > 0, p.upper, p.lower) - value
     most = torch.where(still, torch.inf, left / torch.where(still, 1.0, change)).clamp_min(0.0)
     most = torch.cat([most, (fall / bend.clamp_min(torch.finfo(y.dtype).tiny)).unsqueeze(-1)], -1).amin(-1)
-    length = torch.where((fall > 0) & (most > 0), most.clamp_max(_FARTHEST), 0.0)
+    length = torch.where((fall > 0) & (most > 0), most.clamp_max(tolerance.FARTHEST), 0.0)
     return y + length.unsqueeze(-1) * along
 
 
